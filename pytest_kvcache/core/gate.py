@@ -1,0 +1,214 @@
+"""The rule: new runs, a baseline and a margin become a verdict. The only place where a verdict is decided. Pure.
+
+A verdict depends on its own gate's runs alone. Validity comes first: no path leads from NaN, zero, a missing value or
+a missing baseline to `pass`. Looks are taken at 3, 5, 8 and 12 runs with a quarter of alpha each; a decision is frozen
+at the look that made it. A regression needs p_seq <= 0.002 as well, so that hundreds of gates raise no false alarm.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import stats
+
+PASS, IMPROVEMENT, REGRESSION = "pass", "improvement", "regression"
+INCONCLUSIVE, INVALID, NO_BASELINE = "inconclusive", "invalid", "no-baseline"
+VERDICTS = (REGRESSION, INVALID, NO_BASELINE, INCONCLUSIVE, IMPROVEMENT, PASS)  # worst first
+
+P_SEQ_LIMIT = 0.002
+MIN_BASE_RUNS = 5
+LOOKS = (3, 5, 8, 12)
+UNSTABLE_SD = 0.25
+MISMATCH = "the baseline is of something else: "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """How a gate is judged on a kind of device: default margin, session prior, planned looks, runs to record."""
+
+    margin: float = 0.05
+    session_prior: float = 0.0075
+    looks: tuple[int, ...] = LOOKS
+    record_runs: int = 2
+    record_sessions: int = 5
+    futility: bool = False
+    weight: float = 1 / len(LOOKS)
+    min_margin: float = 0.0
+
+
+# On a CPU restarts differ by 7 to 10 % (measured), so the margin is wide and more than five runs buy nothing.
+RULES = {
+    "gpu": Rule(),
+    "cpu": Rule(margin=0.15, session_prior=0.02, looks=(3, 5), record_runs=5, record_sessions=1),
+}
+
+
+def rule_for(kind: str, profile: str) -> Rule:
+    """The rule on a `cpu` or `gpu`; profile `ci` gives up early on gates that its budget cannot decide."""
+    return dataclasses.replace(RULES[kind], futility=profile == "ci" and kind == "gpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """A stored number as the gate needs it: runs by session. `missing` says why there is none, `mismatch` why it is of
+    something else and must not be compared."""
+
+    sessions: tuple[tuple[float, ...], ...] = ()
+    unit: str = ""
+    definition: str = ""
+    missing: str = ""
+    mismatch: str = ""
+
+    @property
+    def runs(self) -> tuple[float, ...]:
+        return tuple(v for s in self.sessions for v in s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The outcome of one gate, JSON-plain through `dataclasses.asdict`.
+
+    `value` and `baseline` are geometric means, `change`, `low` and `high` fractions of the metric's own value
+    (negative: it went down), `p_seq` the p-value of "not worse" under all looks taken.
+    """
+
+    verdict: str
+    reason: str = ""
+    value: float | None = None
+    baseline: float | None = None
+    change: float | None = None
+    low: float | None = None
+    high: float | None = None
+    margin: float | None = None
+    p_seq: float | None = None
+    runs: tuple[float, ...] = ()
+    baseline_runs: tuple[float, ...] = ()
+    more_runs: int | None = None
+    certifiable: float | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def decided(self) -> bool:
+        return self.verdict != INCONCLUSIVE
+
+
+def _invalid_values(values: Sequence[Any], whose: str) -> str:
+    for v in values:
+        if isinstance(v, bool) or not isinstance(v, (int, float)) or not math.isfinite(v):
+            return f"{whose} is not a finite number: {v!r}"
+        if v <= 0:
+            return f"{whose} is not positive: {v!r}"
+    return ""
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def _baseline_mean(base: Base) -> float:
+    """Mean of session means on the log scale, as the estimate takes it."""
+    return geometric_mean([geometric_mean(s) for s in base.sessions])
+
+
+def as_change(theta: float, better: str) -> float:
+    """A log ratio (+ is worse) as a fraction of the metric's own value."""
+    return math.expm1(theta if better == "lower" else -theta)
+
+
+def _check(base: Base, new: Sequence[Any], *, better: str, margin: float, unit: str, definition: str) -> Verdict | None:
+    """The validity rules that need no statistics, first hit wins; None when the numbers may be compared."""
+    if better not in ("lower", "higher"):
+        return Verdict(verdict=INVALID, reason=f"direction {better!r} is neither lower nor higher")
+    if not 0 < margin < 1:
+        return Verdict(verdict=INVALID, reason=f"margin {margin!r} does not lie between 0 and 1")
+    if base.mismatch:
+        return Verdict(verdict=INVALID, reason=MISMATCH + base.mismatch)
+    if (base.missing or not base.runs) and not new:
+        return Verdict(verdict=NO_BASELINE, reason=base.missing)
+    if not new:
+        return Verdict(verdict=INVALID, reason="nothing was measured: the metric is missing from every run")
+    if problem := _invalid_values(new, "a measured value"):
+        return Verdict(verdict=INVALID, reason=problem)
+    if base.missing or not base.runs:
+        return Verdict(verdict=NO_BASELINE, reason=base.missing or "no baseline is stored for this gate", runs=tuple(new), value=geometric_mean(new))
+    if problem := _invalid_values(base.runs, "a baseline value"):
+        return Verdict(verdict=INVALID, reason=problem)
+    for what, stored, measured in (("unit", base.unit, unit), ("definition", base.definition, definition)):
+        if stored != measured:
+            return Verdict(verdict=INVALID, reason=f"{what} differs: baseline {stored!r}, measured {measured!r}")
+    return None
+
+
+def judge(
+    base: Base, new: Sequence[float], *, better: str, margin: float, rule: Rule, unit: str = "", definition: str = "", final: bool = False
+) -> Verdict:
+    """The verdict on all runs so far: takes each planned look in order and freezes at the first that decides.
+
+    `final` says that no more runs will come (budget spent): the last complete look then counts as the last.
+    `inconclusive` before that means "measure more".
+    """
+    margin = max(margin, rule.min_margin)
+    if bad := _check(base, new, better=better, margin=margin, unit=unit, definition=definition):
+        return dataclasses.replace(bad, margin=margin)
+    if len(base.runs) < MIN_BASE_RUNS or len(new) < rule.looks[0]:
+        few = f"{len(base.runs)} baseline and {len(new)} new runs; {MIN_BASE_RUNS} and {rule.looks[0]} are the least"
+        return Verdict(
+            verdict=INCONCLUSIVE, reason=f"too few runs: {few}", margin=margin, runs=tuple(new), baseline_runs=base.runs,
+            value=geometric_mean(new), baseline=_baseline_mean(base), more_runs=max(rule.looks[0] - len(new), 0) or None,
+        )  # fmt: skip
+    looks = [n for n in rule.looks if n <= len(new)]
+    logs = [stats.worse_logs(s, better) for s in base.sessions]
+    p_seq, verdict = 1.0, None
+    for n in looks:
+        e = stats.estimate(logs, stats.worse_logs(new[:n], better), session_prior=rule.session_prior)
+        p_seq = min(p_seq, e.p_worse() / rule.weight)
+        last = n == rule.looks[-1] or (final and n == looks[-1])
+        verdict = _look(e, base, new[:n], better=better, margin=margin, rule=rule, p_seq=p_seq, last=last, second=n == rule.looks[1])
+        if verdict.decided or (rule.futility and verdict.reason.startswith("futile")):
+            break
+    assert verdict is not None  # len(new) >= rule.looks[0], so there was a look
+    return verdict
+
+
+def _look(
+    e: stats.Estimate, base: Base, new: Sequence[float], *, better: str, margin: float, rule: Rule, p_seq: float, last: bool, second: bool
+) -> Verdict:
+    """One look's verdict (STATISTICS: pass if U < delta; regression if L > delta, or at the last look L > 0 and theta > delta)."""
+    delta, half = stats.log_margin(margin, better), e.bound(stats.ALPHA * rule.weight)
+    low, high = e.theta - half, e.theta + half
+    word, reason = INCONCLUSIVE, ""
+    if high < delta:
+        word = IMPROVEMENT if high < 0 and e.theta < -delta else PASS
+    elif (low > delta or (last and low > 0 and e.theta > delta)) and p_seq <= P_SEQ_LIMIT:
+        word = REGRESSION
+    elif rule.futility and second and not last and delta / 2 < e.theta < delta:
+        reason = "futile within this profile's budget: the change lies between half the margin and the margin"
+    notes = ("unstable: runs differ by more than 25 %",) if e.sd > UNSTABLE_SD else ()
+    ends = sorted((as_change(low, better), as_change(high, better)))
+    open_gate = word == INCONCLUSIVE
+    return Verdict(
+        verdict=word,
+        reason=reason or ("the interval reaches beyond the margin" if open_gate else ""),
+        value=geometric_mean(new), baseline=_baseline_mean(base), change=as_change(e.theta, better), low=ends[0], high=ends[1],
+        margin=margin, p_seq=min(1.0, p_seq), runs=tuple(new), baseline_runs=base.runs, notes=notes,
+        more_runs=max((stats.runs_needed(e, delta) or 0) - e.new_runs, 0) or None if open_gate else None,
+        certifiable=abs(as_change(high, better)) if open_gate and high > 0 else None,
+    )  # fmt: skip
+
+
+def false_alarms(verdicts: int) -> float:
+    """How many false regressions chance alone could give at most: the local limit times the gates judged."""
+    return P_SEQ_LIMIT * verdicts
+
+
+def fails(verdict: str, reason: str, *, profile: str, strict: bool, recording: bool) -> bool:
+    """Whether a verdict fails its test. Recording cures a missing baseline; profile smoke only reports."""
+    if verdict in (REGRESSION, INVALID):
+        return True
+    if verdict == NO_BASELINE:
+        return profile != "smoke" and not (recording and not reason)
+    return verdict == INCONCLUSIVE and profile != "smoke" and (strict or profile == "acceptance")

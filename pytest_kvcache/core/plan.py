@@ -1,0 +1,130 @@
+"""What will be measured together: tests become blocks, blocks have a cost. Pure; known at collection.
+
+A block is the arms that are compared with each other, or all single-arm scenarios of one server configuration. It is
+measured as one and shares no server start with another block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .gate import Rule
+from .metrics import find_metric
+from .spec import Arm, ClosedLoop, Gate, SpecError
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateSpec:
+    """One number to judge: `key` names it in baselines (family / scenario / arm / metric), never a pytest node id."""
+
+    key: str
+    family: str
+    scenario: str
+    arm: str
+    metric: str
+    margin: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What one collected test asks for."""
+
+    framework: str
+    model: str
+    family: str
+    scenario: ClosedLoop
+    gates: tuple[Gate, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A scenario and every gate that reads it, whichever tests they come from."""
+
+    scenario: ClosedLoop
+    gates: tuple[GateSpec, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    id: str
+    framework: str
+    model: str
+    arms: tuple[Arm, ...]
+    tasks: tuple[Task, ...]
+
+
+def block_id(want: Wanted) -> str:
+    arms = "+".join(a.name + "".join(f",{k}={v}" for k, v in a.asked().items()) for a in want.scenario.arms)
+    return f"{want.framework}/{want.model}/{arms}"
+
+
+def as_gate(value: Gate | str) -> Gate:
+    """A gate from what a marker may hold: a `Gate` or a metric's name; SpecError otherwise."""
+    gate = Gate(value) if isinstance(value, str) else value
+    if not isinstance(gate, Gate):
+        raise SpecError(f"kv_gates takes metric names and Gate(...), got {value!r}")
+    find_metric(gate.metric)
+    return gate
+
+
+def gate_specs(want: Wanted, margin: float) -> tuple[GateSpec, ...]:
+    """The gates of one test, one for each arm; `margin` is the default."""
+    scenario = str(want.scenario)
+    return tuple(
+        GateSpec(
+            key=f"{want.family}/{scenario}/{arm.name}/{gate.metric}", family=want.family, scenario=scenario,
+            arm=arm.name, metric=gate.metric, margin=gate.margin or margin,
+        )
+        for arm in want.scenario.arms
+        for gate in want.gates
+    )  # fmt: skip
+
+
+def make_plan(wanted: Iterable[Wanted], margin: float) -> tuple[Block, ...]:
+    """Blocks in the order of their first test. Two tests that claim one key with different margins are an error."""
+    work: dict[str, dict[ClosedLoop, dict[str, GateSpec]]] = {}
+    heads: dict[str, Wanted] = {}
+    for want in wanted:
+        head = heads.setdefault(block_id(want), want)
+        gates = work.setdefault(block_id(head), {}).setdefault(want.scenario, {})
+        for spec in gate_specs(want, margin):
+            if gates.setdefault(spec.key, spec) != spec:
+                raise SpecError(f"{spec.key}: two tests claim it with margins {gates[spec.key].margin} and {spec.margin}")
+    return tuple(
+        Block(
+            id=name, framework=heads[name].framework, model=heads[name].model, arms=heads[name].scenario.arms,
+            tasks=tuple(Task(scenario=s, gates=tuple(g.values())) for s, g in tasks.items()),
+        )
+        for name, tasks in work.items()
+    )  # fmt: skip
+
+
+# Before a machine has been measured: seconds of a server start and of a scenario, from the embedded default on 2 cores.
+START_S = {"cpu": 10.0, "gpu": 110.0}
+SCENARIO_S = {"cpu": 9.0, "gpu": 60.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a block will take: runs from best to worst case, and their seconds."""
+
+    runs: tuple[int, int]
+    starts: tuple[int, int]
+    seconds: tuple[float, float]
+
+
+def cost(block: Block, runs: tuple[int, int], kind: str, seconds_per_run: float | None = None) -> Cost:
+    """The cost of `runs` (fewest, most) runs; `seconds_per_run` is what an earlier session on this machine took."""
+    one = seconds_per_run or len(block.arms) * (START_S[kind] + SCENARIO_S[kind] * len(block.tasks))
+    starts = (runs[0] * len(block.arms), runs[1] * len(block.arms))
+    return Cost(runs=runs, starts=starts, seconds=(runs[0] * one, runs[1] * one))
+
+
+def runs_range(rule: Rule, needs: Iterable[str]) -> tuple[int, int]:
+    """Fewest and most runs of a block, by what its gates need (see `core.baseline.need`)."""
+    bounds = {
+        "judge": (rule.looks[0], rule.looks[-1]), "record": (rule.record_runs, rule.record_runs), "report": (1, 1), "nothing": (0, 0),
+    }  # fmt: skip
+    found = [bounds[n] for n in needs]
+    return max(low for low, _ in found), max(high for _, high in found)

@@ -1,0 +1,191 @@
+"""What is asked: scenarios, gates, arms, models, frameworks. Frozen values, known at collection."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+PROFILES = ("smoke", "ci", "full", "acceptance")
+
+
+class SpecError(ValueError):
+    """A declared value that cannot be right; the message is one line for the user."""
+
+
+class UserError(Exception):
+    """Something the user can cure; the message says where, what, and what to type next."""
+
+
+def json_hash(value: Any) -> str:
+    """A short SHA-256 of a JSON-plain value, independent of key order."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One server configuration of a scenario. Fields left at their default are the framework's own choice."""
+
+    name: str = "base"
+    kv_dtype: str = "auto"
+    weight_dtype: str = "auto"
+    block_size: int | None = None
+    max_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9_.-]+", self.name):
+            raise SpecError(f"Arm: name={self.name!r} may hold letters, digits, '_', '.' and '-' only; it is part of every key")
+
+    def asked(self) -> dict[str, Any]:
+        """What this arm itself asks of the server; part of the identity of every number measured on it."""
+        return {k: v for k, v in dataclasses.asdict(self).items() if k != "name" and v not in (None, "auto")}
+
+
+BASE = (Arm(),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClosedLoop:
+    """`concurrency` clients, each sending its next request when the last is answered.
+
+    Every request has exactly `isl` input and `osl` output tokens. `requests` is the number measured in a run
+    (default: eight rounds of all clients at concurrency 1, six above, so that a CPU run lasts seconds).
+    `profile` is the smallest profile that includes the scenario, `device` the kind it is meant for
+    (`cpu`, `gpu` or `any`); both only select and are no part of the identity.
+    """
+
+    isl: int
+    osl: int
+    concurrency: int
+    requests: int | None = None
+    seed: int = 0
+    arms: tuple[Arm, ...] = BASE
+    profile: str = field(default="ci", compare=False)
+    device: str = field(default="any", compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("isl", "osl", "concurrency"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise SpecError(f"ClosedLoop: {name}={getattr(self, name)!r} must be a whole number of at least 1")
+        if self.requests is not None and self.requests < self.concurrency:
+            raise SpecError(f"ClosedLoop: requests={self.requests} leaves some of {self.concurrency} clients idle")
+        if self.profile not in PROFILES:
+            raise SpecError(f"ClosedLoop: profile={self.profile!r} is none of {', '.join(PROFILES)}")
+        if self.device not in ("any", "cpu", "gpu"):
+            raise SpecError(f"ClosedLoop: device={self.device!r} is none of any, cpu, gpu")
+        names = [a.name for a in self.arms]
+        if not names or len(set(names)) != len(names):
+            raise SpecError(f"ClosedLoop: arms need distinct names, got {names}")
+
+    @property
+    def n_requests(self) -> int:
+        return self.requests or (8 if self.concurrency == 1 else 6 * self.concurrency)
+
+    def __str__(self) -> str:
+        """The scenario's id: its fields that are not at their default, in a fixed order."""
+        parts = [f"isl{self.isl}", f"osl{self.osl}", f"c{self.concurrency}"]
+        if self.requests is not None:
+            parts.append(f"n{self.requests}")
+        if self.seed:
+            parts.append(f"seed{self.seed}")
+        return "-".join(parts)
+
+    def applies_to(self, profile: str, device: str) -> bool:
+        """Whether `profile` on a device of kind `device` (`cpu` or `gpu`) includes this scenario."""
+        return self.device in ("any", device) and PROFILES.index(self.profile) <= PROFILES.index(profile)
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What a test claims: `metric` is no worse than its baseline by more than `margin` (a fraction; None: the default)."""
+
+    metric: str
+    margin: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.margin is not None and not 0 < self.margin < 1:
+            raise SpecError(f"Gate({self.metric!r}): margin={self.margin!r} must lie between 0 and 1 (0.05 is 5 %)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A catalogue row: published figures of one card (or `cpu`), with the titles of their sources."""
+
+    key: str
+    label: str
+    nvml_names: tuple[str, ...] = ()
+    memory_gb: float | None = None
+    bandwidth_gb_s: float | None = None
+    bf16_tflops: float | None = None
+    tdp_w: float | None = None
+    source: str = ""
+
+    @property
+    def kind(self) -> str:
+        return "cpu" if self.key == "cpu" else "gpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A model to serve: a catalogue row, or one made from a path or a hub id.
+
+    `package` and `package_file` name a distribution that carries the weights; `path` is set once located.
+    """
+
+    key: str
+    hub_id: str | None = None
+    path: str | None = None
+    package: str | None = None
+    package_file: str | None = None
+    context: int | None = None
+    layers: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """Everything an adapter needs to write a command line. `python` is the interpreter that has the framework."""
+
+    python: str
+    model: str
+    port: int
+    device: str
+    arm: Arm
+    command: tuple[str, ...] = ()
+    tp: int = 1
+    serve_args: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """An adapter: facts about one serving framework and pure functions, found by entry point.
+
+    `argv` writes the command line, `body` one streaming completion request of `osl` tokens that ignores the end of
+    text, `needs` are the importable modules without which it cannot start, `cure` the pip line that installs them.
+    `prepare` is Python source run in the framework's own interpreter with (source file, target directory) to make
+    weights loadable that the framework cannot serve as they are; it is skipped when the target exists.
+    `known_failures` maps patterns of the server's log to what they mean.
+    """
+
+    name: str
+    argv: Callable[[Launch], list[str]]
+    body: Callable[[str, str, int], dict[str, Any]]
+    needs: tuple[str, ...]
+    cure: str
+    distributions: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    health: str = "/health"
+    endpoint: str = "/v1/completions"
+    prepare: str | None = None
+    kv_dtypes: tuple[str, ...] = ("auto",)
+    weight_dtypes: tuple[str, ...] = ("auto",)
+    known_failures: tuple[tuple[str, str], ...] = ()
+    source: str = ""

@@ -1,0 +1,65 @@
+"""A scenario and a seed become requests: the same bytes on every machine, every prompt unique and of exact length.
+
+Prompts are made of words that are one token each in the model's own tokenizer, so that `isl` words are `isl` tokens.
+Where a server takes token ids, the same draw gives ids. The server's own count (`usage.prompt_tokens`) proves it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from .spec import ClosedLoop, SpecError, json_hash
+
+WORKLOAD_VERSION = "words.v1"
+_WORD = re.compile(r"[a-z]{3,10}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One request to send: its prompt and the output length asked for."""
+
+    index: int
+    prompt: str
+    isl: int
+    osl: int
+
+
+def single_token_words(tokenizer: dict[str, Any]) -> tuple[str, ...]:
+    """Lower-case words that are one token when they follow a space, in a fixed order.
+
+    `tokenizer` is the parsed `tokenizer.json`. Byte-level BPE marks a leading space by U+0120, SentencePiece by
+    U+2581; both split at spaces before merging, so a word that is in the vocabulary stays one token.
+    """
+    vocab = tokenizer.get("model", {}).get("vocab", {})
+    names = vocab if isinstance(vocab, dict) else (entry[0] for entry in vocab)
+    words = sorted({n[1:] for n in names if n[:1] in "\u0120\u2581" and _WORD.fullmatch(n[1:])})
+    if len(words) < 1000:
+        raise SpecError(f"the tokenizer has only {len(words)} lower-case words of one token; 1000 are needed for prompts")
+    return tuple(words)
+
+
+def _rng(*parts: object) -> random.Random:
+    # hash() is salted per process; a digest is the same everywhere.
+    return random.Random(hashlib.sha256("|".join(map(str, parts)).encode()).digest())
+
+
+def make_requests(scenario: ClosedLoop, words: tuple[str, ...], *, part: str = "measured", n: int | None = None) -> tuple[Request, ...]:
+    """`n` requests (default: the scenario's own number), unique from their first words on, so that no prefix is shared:
+    neither inside a scenario nor between two on one server. `part` keeps warm-up prompts apart from measured ones.
+    """
+    rng = _rng(WORKLOAD_VERSION, part, scenario, scenario.seed)
+    count = scenario.n_requests if n is None else n
+    requests = []
+    for i in range(count):
+        drawn = [words[rng.randrange(len(words))] for _ in range(scenario.isl)]
+        requests.append(Request(index=i, prompt=" " + " ".join(drawn), isl=scenario.isl, osl=scenario.osl))
+    return tuple(requests)
+
+
+def workload_hash(requests: tuple[Request, ...], concurrency: int) -> str:
+    """Identity of what is asked: prompts, lengths, order and concurrency."""
+    return json_hash([WORKLOAD_VERSION, concurrency, [[r.prompt, r.isl, r.osl] for r in requests]])

@@ -1,0 +1,81 @@
+"""The end of a session, on the controller: store baselines, write the report, keep what an interrupt left."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from .core.spec import UserError
+from .session import KvSession
+
+Note = tuple[str, str]  # colour key of report.terminal, line
+
+
+def finish(session: KvSession, verdicts: list[dict[str, Any]], *, exit_code: int, interrupted: bool) -> tuple[list[Note], bool]:
+    """Record and report; the lines for the user, and whether something the user asked for could not be done."""
+    from . import __version__
+
+    notes: list[Note] = []
+    failed = False
+    blocks = session.found()
+    if session.settings.record and not interrupted:
+        try:
+            notes += [("recorded", line) for line in session.record(session.started, __version__)]
+        except UserError as e:
+            notes.append(("invalid", str(e)))
+            failed = True
+    complete = not interrupted and all(b["complete"] for b in blocks)
+    target = session.settings.report or (session.scratch if blocks and not complete else None)
+    if target:
+        run = run_document(session, blocks, verdicts, complete=complete, interrupted=interrupted, exit_code=1 if failed else exit_code)
+        try:
+            _write(session, target, run, blocks)
+            notes.append(("", f"report: {target / 'report.html'} (data: {target / 'run.json'})"))
+        except UserError as e:
+            notes.append(("invalid", str(e)))
+            failed = True
+    if target != session.scratch and not failed:
+        shutil.rmtree(session.scratch, ignore_errors=True)
+    elif blocks and not complete:
+        notes.append(("inconclusive", f"incomplete: what was measured is kept in {target}"))
+    return notes, failed
+
+
+def _write(session: KvSession, target: Path, run: dict[str, Any], blocks: list[dict[str, Any]]) -> None:
+    from .harness.storage import write_run
+    from .report.html import render
+
+    traces = [t for b in blocks for t in b["traces"]]
+    write_run(target, run, traces, render(run))
+    logs = session.scratch / "logs"
+    if logs.is_dir() and target != session.scratch:
+        shutil.copytree(logs, target / "logs", dirs_exist_ok=True)
+
+
+def run_document(
+    session: KvSession, blocks: list[dict[str, Any]], verdicts: list[dict[str, Any]], *, complete: bool, interrupted: bool, exit_code: int
+) -> dict[str, Any]:
+    """`run.json` without its columns: plan, environments, measurements, verdicts. Verdicts no test has read yet are included."""
+    from . import __version__
+
+    plan_file = session.scratch / "plan.json"
+    plan = json.loads(plan_file.read_text()) if plan_file.is_file() else {"blocks": []}
+    rows = {(v["block"], v["key"]): v for v in verdicts}
+    for block in blocks:
+        for row in session.rows(block):
+            rows.setdefault((row["block"], row["key"]), row)
+    kept = ("complete", "error", "server_start_s", "spent_s", "measurements")
+    traces = [
+        {"block": b["id"], **{k: t[k] for k in ("scenario", "arm", "run", "workload")}} for b in blocks for t in b["traces"]
+    ]
+    return {
+        "schema": "pytest-kvcache/run/1", "complete": complete, "interrupted": "interrupted" if interrupted else None,
+        "session": session.id, "started": session.started, "seconds": round(time.monotonic() - session.began, 1),
+        "command": session.settings.command, "exit_code": exit_code, "plugin": __version__, "gpu": session.settings.gpu.key,
+        "profile": session.settings.profile, "plan": plan, "environments": {b["id"]: b["environment"] for b in blocks},
+        "blocks": {b["id"]: {k: b[k] for k in kept} for b in blocks}, "verdicts": list(rows.values()), "traces": traces,
+        "expected_false_alarms": session.expected_false_alarms(list(rows.values())),
+    }  # fmt: skip

@@ -1,0 +1,46 @@
+"""Baseline files: find, read with every check, write atomically. Only the controller writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..core.baseline import SCHEMA, empty
+from ..core.spec import UserError
+from .files import read_json, schema_problem, write_json
+
+CURE = "restore it, or move it away and record anew with --kv-record=missing"
+
+
+def baseline_path(folder: Path, gpu: str, framework: str, model: str) -> Path:
+    return folder / gpu / framework / f"{model}.json"
+
+
+def load_baseline(folder: Path, gpu: str, framework: str, model: str) -> dict[str, Any]:
+    """The stored document, or an empty one where there is none; UserError naming the file when it is bad."""
+    path = baseline_path(folder, gpu, framework, model)
+    if not path.exists():
+        return empty(gpu, framework, model)
+    doc = read_json(path, "this baseline", CURE)
+    version = doc.get("schema") if isinstance(doc, dict) else None
+    if version is not None and version != SCHEMA:
+        raise UserError(f"{path}: written for {version!r}, this plugin reads {SCHEMA!r}: install the plugin that wrote it")
+    if problem := schema_problem(doc, "baseline"):
+        raise UserError(f"{path}: {problem}; {CURE}")
+    for field, asked in (("gpu", gpu), ("framework", framework), ("model", model)):
+        if doc[field] != asked:
+            raise UserError(f"{path}: {field} is {doc[field]!r}, not {asked!r}: the file lies in the wrong place; {CURE}")
+    return dict(doc)
+
+
+def save_baseline(folder: Path, doc: dict[str, Any]) -> Path:
+    """Write the document to its place; UserError when that fails, with the old file intact."""
+    path = baseline_path(folder, doc["gpu"], doc["framework"], doc["model"])
+    if problem := schema_problem(doc, "baseline"):
+        raise UserError(f"{path}: not written, the new document would be invalid: {problem}")
+    try:
+        write_json(path, doc)
+    except (OSError, ValueError) as e:
+        reason = getattr(e, "strerror", None) or e
+        raise UserError(f"{path}: the baseline could not be written ({reason}); the old one is unchanged") from e
+    return path

@@ -1,0 +1,127 @@
+"""Runs on a real engine: start the server, drive the scenarios, note what the machine did meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..core.record import RequestRecord, Trace
+from ..core.spec import Arm, ClosedLoop, Framework, Gpu, Launch, Model, UserError, json_hash
+from ..core.workload import Request, make_requests, single_token_words, workload_hash
+from . import loadgen, weights
+from .client import Client
+from .device import LoadWatch
+from .environment import fingerprint
+from .server import Server, serve
+
+START_TIMEOUT_S = {"cpu": 180.0, "gpu": 900.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSpec:
+    """Which engine to run: the framework in its own interpreter or command, the model, the device."""
+
+    framework: Framework
+    model: Model
+    gpu: Gpu
+    python: str
+    command: tuple[str, ...] = ()
+    serve_args: tuple[str, ...] = ()
+
+
+def check_installed(spec: EngineSpec) -> None:
+    """UserError with the pip line that cures it when the framework cannot be started at all."""
+    if spec.command:
+        return
+    if missing := weights.missing_modules(spec.python, spec.framework.needs):
+        where = f"{spec.framework.name}: {spec.python} has no {', '.join(missing)}"
+        raise UserError(f"{where}; {spec.framework.cure}, or name its interpreter in the ini option kv_python_{spec.framework.name}")
+
+
+class EngineRunner:
+    """Fresh server starts of one engine. `start` gives a function that measures one scenario on the running server."""
+
+    def __init__(self, spec: EngineSpec, *, session_id: str, logs: Path, say: Callable[[str], None]) -> None:
+        self.spec, self.session_id, self.logs, self.say = spec, session_id, logs, say
+        self.weights = weights.locate(spec.model, spec.framework, spec.python, say)
+        self.words = single_token_words(self.weights.tokenizer)
+
+    def launch(self, arm: Arm) -> Launch:
+        return Launch(
+            python=self.spec.python, command=self.spec.command, model=self.weights.serve, port=0,
+            device=self.spec.gpu.kind, arm=arm, serve_args=self.spec.serve_args,
+        )  # fmt: skip
+
+    def environment(self, arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
+        """The fingerprint of what these arms run in; what an arm itself asks for is identity."""
+        argv = tuple(self.spec.framework.argv(self.launch(arms[0])))
+        found = fingerprint(
+            python=self.spec.python, distributions=self.spec.framework.distributions, argv=argv, gpu_key=self.spec.gpu.key
+        )
+        asked = {f"arm:{a.name}": json_hash(a.asked()) for a in arms if a.asked()}
+        found["identity"] |= {**self.weights.identity, **asked}
+        return found
+
+    def workload(self, scenario: ClosedLoop) -> str:
+        return workload_hash(make_requests(scenario, self.words), scenario.concurrency)
+
+    @contextmanager
+    def start(self, arm: Arm, run: int, attempt: int) -> Iterator[RunningEngine]:
+        """One fresh server, stopped with its whole process tree on leaving."""
+        env = dict(os.environ) | dict(self.spec.framework.env)
+        if self.weights.local:
+            env |= {"HF_HUB_OFFLINE": "1"}
+        log = self.logs / f"server-{arm.name}-run{run}{f'-attempt{attempt}' if attempt > 1 else ''}.log"
+        timeout_s = START_TIMEOUT_S[self.spec.gpu.kind]
+        with serve(
+            self.spec.framework, self.launch(arm), log=log, env=env, timeout_s=timeout_s, session_id=self.session_id, say=self.say
+        ) as server:
+            yield RunningEngine(self, server, arm, run)
+
+
+@dataclass
+class RunningEngine:
+    """A server that answers. `start_s` is what its start took, in seconds."""
+
+    runner: EngineRunner
+    server: Server
+    arm: Arm
+    run: int
+
+    @property
+    def start_s(self) -> float:
+        return self.server.start_s
+
+    def measure(self, scenario: ClosedLoop) -> Trace:
+        """Warm up with the scenario's own shape, then measure its requests; the same requests in every run."""
+        records, load, extra = asyncio.run(self._measure(scenario))
+        return Trace(
+            scenario=str(scenario), arm=self.arm.name, run=self.run, workload=self.runner.workload(scenario),
+            isl=scenario.isl, osl=scenario.osl, records=tuple(records), load=load | {"extra_tokens": extra},
+        )  # fmt: skip
+
+    async def _measure(self, scenario: ClosedLoop) -> tuple[list[RequestRecord], dict[str, Any], int]:
+        words, framework = self.runner.words, self.runner.spec.framework
+        async with Client(self.server.base_url, framework.endpoint, self.runner.weights.serve, framework.body) as client:
+            extra = await loadgen.extra_tokens(client, words)
+            warm = _shortened(make_requests(scenario, words, part="warm-up", n=max(2, scenario.concurrency)), extra)
+            if failure := await loadgen.warm_up(client, warm, scenario.concurrency):
+                raise UserError(f"the warm-up of {scenario} failed: {failure}")
+            requests = _shortened(make_requests(scenario, words), extra)
+            with LoadWatch(own=self.server.pids) as watch:
+                records = await loadgen.drive(client, requests, scenario.concurrency)
+            return records, watch.seen, extra
+
+
+def _shortened(requests: tuple[Request, ...], extra: int) -> tuple[Request, ...]:
+    """The same requests with `extra` words fewer: the server adds that many tokens itself."""
+    if not extra:
+        return requests
+    return tuple(
+        Request(index=r.index, prompt=" " + " ".join(r.prompt.split()[: r.isl - extra]), isl=r.isl, osl=r.osl) for r in requests
+    )

@@ -1,0 +1,242 @@
+"""Measure a block whole: repeated runs with looks, until every gate is settled. Results are JSON from the first run on."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..core.gate import INCONCLUSIVE, INVALID, NO_BASELINE, Base, Rule, Verdict, geometric_mean, judge
+from ..core.metrics import find_metric, measure
+from ..core.plan import Block, GateSpec, Task
+from ..core.record import OK, Trace, to_plain
+from ..core.spec import Arm, ClosedLoop, UserError
+from ..core.validity import trace_problem
+
+ATTEMPTS = 2  # a window that the machine spoiled is measured once more, on another fresh start
+
+
+class Running(Protocol):
+    """A started server."""
+
+    start_s: float
+
+    def measure(self, scenario: ClosedLoop) -> Trace:
+        """Drive one scenario; UserError when the server cannot be used."""
+
+
+class Runner(Protocol):
+    """How the runs of a block are made: a real engine, an in-process driver, recorded data."""
+
+    def environment(self, arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
+        """The fingerprint: identity, subject, context."""
+
+    def workload(self, scenario: ClosedLoop) -> str:
+        """Hash of the requests that the scenario stands for."""
+
+    def start(self, arm: Arm, run: int, attempt: int) -> AbstractContextManager[Running]:
+        """A fresh server start."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orders:
+    """How far to measure: the rule, what each gate needs (see `core.baseline.need`), its stored number, the end of time."""
+
+    rule: Rule
+    needs: Mapping[str, str]
+    bases: Mapping[str, Base]
+    deadline: float | None = None
+
+
+@dataclass
+class Progress:
+    """Everything known so far about a block; `plain` is what is stored after every step."""
+
+    block: Block
+    environment: dict[str, Any]
+    complete: bool = False
+    error: str | None = None
+    server_start_s: list[float] = field(default_factory=list)
+    spent_s: dict[str, float] = field(default_factory=dict)
+    measurements: list[dict[str, Any]] = field(default_factory=list)
+    traces: list[dict[str, Any]] = field(default_factory=list)
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    broken: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def values(self, gate: GateSpec) -> list[Any]:
+        """The gate's value in every valid run; None where the metric is missing from one."""
+        mine = (m for m in self.measurements if m["valid"] and (m["scenario"], m["arm"]) == (gate.scenario, gate.arm))
+        return [m["metrics"].get(gate.metric) for m in mine]
+
+    def plain(self) -> dict[str, Any]:
+        named = ("complete", "error", "server_start_s", "spent_s", "measurements", "traces", "environment")
+        found = {name: getattr(self, name) for name in named}
+        return found | {"id": self.block.id, "verdicts": {k: dataclasses.asdict(v) for k, v in self.verdicts.items()}}
+
+
+def settle(gate: GateSpec, progress: Progress, orders: Orders, *, final: bool) -> Verdict | None:
+    """The gate's verdict on what is known, or None when it needs more runs. Looks at no other gate."""
+    if reason := progress.broken.get((gate.scenario, gate.arm)):
+        return Verdict(verdict=INVALID, reason=reason, margin=gate.margin)
+    values, metric = progress.values(gate), find_metric(gate.metric)
+    need, base = orders.needs[gate.key], orders.bases[gate.key]
+    if any(v is None for v in values):
+        return Verdict(verdict=INVALID, reason=f"{gate.metric} is missing from {values.count(None)} of {len(values)} runs", margin=gate.margin)
+    if need == "record":
+        return _recorded(gate, values, orders.rule, final=final)
+    if need == "report" and (values or final):
+        return _reported(gate, values, base)
+    if need == "report":
+        return None
+    if need == "judge" and not values and not final:
+        return None
+    found = judge(
+        base, values, better=metric.better, margin=gate.margin, rule=orders.rule, unit=metric.unit,
+        definition=metric.definition, final=final,
+    )  # fmt: skip
+    open_gate = found.verdict == INCONCLUSIVE and not found.reason.startswith("futile")
+    return None if open_gate and not final and len(values) < orders.rule.looks[-1] else found
+
+
+def _recorded(gate: GateSpec, values: list[float], rule: Rule, *, final: bool) -> Verdict | None:
+    if len(values) < rule.record_runs and not final:
+        return None
+    value = geometric_mean(values) if values else None
+    short = "" if len(values) >= rule.record_runs else f"only {len(values)} of {rule.record_runs} runs were made"
+    return Verdict(verdict=NO_BASELINE, reason=short, value=value, runs=tuple(values), margin=gate.margin)
+
+
+def _reported(gate: GateSpec, values: list[float], base: Base) -> Verdict:
+    value = geometric_mean(values) if values else None
+    if not base.runs:
+        return Verdict(verdict=NO_BASELINE, reason=base.missing or base.mismatch, value=value, runs=tuple(values), margin=gate.margin)
+    stored = geometric_mean(base.runs)
+    return Verdict(
+        verdict=INCONCLUSIVE, reason="profile smoke takes one run: reported, not judged", value=value, baseline=stored,
+        change=value / stored - 1 if value else None, runs=tuple(values), baseline_runs=base.runs, margin=gate.margin,
+    )  # fmt: skip
+
+
+class BlockMeter:
+    """Measures one block. `save` stores the plain progress after every scenario, `say` tells the user."""
+
+    def __init__(
+        self, block: Block, runner: Runner, orders: Orders, *, environment: dict[str, Any],
+        save: Callable[[dict[str, Any]], None], say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.block, self.runner, self.orders, self.save, self.say = block, runner, orders, save, say
+        self.progress = Progress(block=block, environment=environment)
+        self.began = time.monotonic()
+
+    def measure(self) -> dict[str, Any]:
+        """All runs of the block; its plain result. A server that cannot be used makes the open gates invalid."""
+        try:
+            self._settle_all(final=False)
+            run = 0
+            while self._open() and not self._out_of_time():
+                run += 1
+                self._announce(run)
+                self._one_run(run)
+                self._settle_all(final=False)
+            self._settle_all(final=True)
+        except UserError as e:
+            self.progress.error = str(e)
+            for gate in self._gates():
+                self.progress.verdicts.setdefault(gate.key, Verdict(verdict=INVALID, reason=str(e), margin=gate.margin))
+        self.progress.complete = True
+        self.save(self.progress.plain())
+        return self.progress.plain()
+
+    def _gates(self) -> Iterator[GateSpec]:
+        return (g for t in self.block.tasks for g in t.gates)
+
+    def _open(self, arm: str | None = None) -> list[Task]:
+        """Tasks that have an unsettled gate: decided scenarios are not measured again."""
+        done = self.progress.verdicts
+        return [t for t in self.block.tasks if any(g.key not in done and arm in (None, g.arm) for g in t.gates)]
+
+    def _settle_all(self, *, final: bool) -> None:
+        for gate in self._gates():
+            if gate.key not in self.progress.verdicts and (verdict := settle(gate, self.progress, self.orders, final=final)):
+                self.progress.verdicts[gate.key] = verdict
+
+    def _out_of_time(self) -> bool:
+        over = self.orders.deadline is not None and time.monotonic() > self.orders.deadline
+        if over:
+            self.say("the time budget is spent: judging on the runs made")
+        return over
+
+    def _one_run(self, run: int) -> None:
+        """One start of every arm, forwards in odd runs and backwards in even ones, so that drift cancels."""
+        arms = self.block.arms if run % 2 else self.block.arms[::-1]
+        for arm in arms:
+            pending = self._open(arm.name)
+            for attempt in range(1, ATTEMPTS + 1):
+                if pending:
+                    pending = self._one_start(arm, run, attempt, pending)
+
+    def _one_start(self, arm: Arm, run: int, attempt: int, tasks: list[Task]) -> list[Task]:
+        """Measure `tasks` on one fresh server; those that the machine spoiled and that may be tried again."""
+        began, again = time.monotonic(), []
+        with self.runner.start(arm, run, attempt) as server:
+            self.progress.server_start_s.append(round(server.start_s, 3))
+            for task in tasks:
+                problem = self._one_scenario(server, arm, run, task.scenario)
+                if problem and problem[1] and attempt < ATTEMPTS:
+                    self.say(f"  {task.scenario} does not count and is measured once more: {problem[0]}")
+                    again.append(task)
+                elif problem:
+                    self.progress.broken[str(task.scenario), arm.name] = problem[0]
+                self.save(self.progress.plain())
+        share = (time.monotonic() - began) / len(tasks)
+        for task in tasks:
+            name = str(task.scenario)
+            self.progress.spent_s[name] = round(self.progress.spent_s.get(name, 0.0) + share, 3)
+        return again
+
+    def _one_scenario(self, server: Running, arm: Arm, run: int, scenario: ClosedLoop) -> tuple[str, bool] | None:
+        trace = server.measure(scenario)
+        metrics, problem = measure(trace), trace_problem(trace)
+        failed = sum(r.outcome != OK for r in trace.records)
+        self.progress.traces.append(to_plain(trace))
+        self.progress.measurements.append({
+            "scenario": str(scenario), "arm": arm.name, "run": run, "valid": problem is None,
+            "invalid": problem[0] if problem else None, "metrics": metrics, "requests": len(trace.records),
+            "failed": failed, "load": trace.load,
+        })  # fmt: skip
+        shown = (f"{label} {metrics[m]:.4g} {find_metric(m).unit}" for m, label in SHOWN.items() if m in metrics)
+        self.say(f"  {scenario}: " + (", ".join(shown) or "no figures") + ("" if problem is None else "  (does not count)"))
+        return problem
+
+    def _announce(self, run: int) -> None:
+        fewest, most = self._runs_left(run)
+        bound = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+        done, left = time.monotonic() - self.began, ""
+        if run > 1:
+            each = done / (run - 1)
+            left = f"; {clock(each * (fewest - run + 1))} left" + (f", at most {clock(each * (most - run + 1))}" if most > fewest else "")
+        self.say(f"{self.block.id}: run {run} of {bound}, {len(self._open())} scenario(s) open, starting the server{left}")
+
+    def _runs_left(self, run: int) -> tuple[int, int]:
+        """Fewest and most runs in all, as far as the open gates tell."""
+        needs = {self.orders.needs[g.key] for t in self._open() for g in t.gates if g.key not in self.progress.verdicts}
+        rule = self.orders.rule
+        looks = [n for n in rule.looks if n >= run] or [run]
+        lows = {"judge": looks[0], "record": rule.record_runs, "report": 1}
+        highs = {"judge": looks[-1], "record": rule.record_runs, "report": 1}
+        return max(lows[n] for n in needs if n in lows), max(highs[n] for n in needs if n in highs)
+
+
+SHOWN = {"output_tok_s": "output", "ttft_ms.p50": "TTFT p50", "tpot_ms.p50": "TPOT p50"}
+
+
+def clock(seconds: float) -> str:
+    """A duration for a person: `45 s`, `3 min 20 s`, `1 h 5 min`."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+

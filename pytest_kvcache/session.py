@@ -1,0 +1,306 @@
+"""One invocation of pytest: plan, measure each block once, collect what was found. Knows every package, imports no pytest.
+
+Under xdist each worker has one of these over the same scratch folder; a block is measured by whichever asks first, and
+the controller alone writes baselines and reports.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .core import baseline as stored
+from .core.gate import IMPROVEMENT, INVALID, MISMATCH, NO_BASELINE, REGRESSION, Rule, fails, false_alarms, rule_for
+from .core.metrics import find_metric
+from .core.plan import Block, Cost, GateSpec, cost, make_plan, runs_range
+from .core.spec import UserError
+from .options import Engine, Settings
+
+RunnerFactory = Callable[[str, str], Any]
+
+
+class KvSession:
+    """State of a session. `say` prints a line for the user, `runner_for` may replace the real engine (see hookspecs)."""
+
+    def __init__(self, settings: Settings, scratch: Path, say: Callable[[str], None], runner_for: RunnerFactory) -> None:
+        self.settings, self.scratch, self.say, self.runner_for = settings, scratch, say, runner_for
+        self.id = scratch.name.removeprefix("pytest-kvcache-")
+        self.rule: Rule = rule_for(settings.gpu.kind, settings.profile)
+        self.blocks: dict[str, Block] = {}
+        self.began = time.monotonic()
+        self.started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._docs: dict[tuple[str, str], dict[str, Any]] = {}
+        self._runners: dict[tuple[str, str], Any] = {}
+        self._results: dict[str, dict[str, Any]] = {}
+
+    # -- before the first test ------------------------------------------------------------------------------------
+
+    def preflight(self) -> None:
+        """Everything that would fail later is said now, in one line: folder, files, engine, device."""
+        from .harness.engine import check_installed
+
+        folder = self.settings.baselines
+        if self.settings.baselines_given and not folder.is_dir() and not self.settings.record:
+            raise UserError(f"--kv-baselines={folder}: no such folder; add --kv-record=missing to create it")
+        for engine in self.settings.engines:
+            for model in self.settings.models:
+                self.document(engine.framework.name, model.key)
+                if self.runner_for(engine.framework.name, model.key) is None:
+                    check_installed(self._spec(engine, model.key))
+                    self._check_device()
+
+    def _check_device(self) -> None:
+        if self.settings.gpu.kind == "cpu":
+            return
+        from .harness.environment import nvidia_gpus
+
+        found = [g["name"] for g in nvidia_gpus()]
+        if not set(found) & set(self.settings.gpu.nvml_names):
+            raise UserError(f"--kv-gpu={self.settings.gpu.key}: this machine has {', '.join(found) or 'no GPU'}")
+
+    def document(self, framework: str, model: str) -> dict[str, Any]:
+        """The baseline document of an engine and a model, read once."""
+        from .harness.baselines import load_baseline
+
+        key = (framework, model)
+        if key not in self._docs:
+            self._docs[key] = load_baseline(self.settings.baselines, self.settings.gpu.key, framework, model)
+        return self._docs[key]
+
+    # -- the plan -------------------------------------------------------------------------------------------------
+
+    def plan(self, wanted: Sequence[Any]) -> None:
+        self.blocks = {b.id: b for b in make_plan(wanted, self.rule.margin)}
+
+    def cost(self, block: Block, *, read: bool) -> Cost:
+        """Best and worst case of a block. `read` says whether baseline files may be looked at (not under --collect-only)."""
+        keys = [g.key for t in block.tasks for g in t.gates]
+        doc = self.document(block.framework, block.model) if read else {"entries": dict.fromkeys(keys)}
+        kinds = {self._rough_need(doc["entries"].get(k), known=k in doc["entries"]) for k in keys}
+        return cost(block, runs_range(self.rule, kinds), self.settings.gpu.kind)
+
+    def _rough_need(self, entry: dict[str, Any] | None, *, known: bool) -> str:
+        """What a gate will probably need, before weights and environment are looked at."""
+        record = self.settings.record
+        if record == "all" or (record == "missing" and (entry is None or not known)):
+            return "record"
+        return "report" if self.settings.profile == "smoke" else "judge" if known else "nothing"
+
+    # -- measuring ------------------------------------------------------------------------------------------------
+
+    def ensure(self, block_id: str) -> dict[str, Any]:
+        """The block's result: measured now if nobody has, else read. Never raises but for an interrupt."""
+        if block_id in self._results:
+            return self._results[block_id]
+        path = self._result_path(block_id)
+        with self._alone():
+            if not (found := _read(path)) or not found["complete"]:
+                found = self._measure(self.blocks[block_id], path)
+        self._results[block_id] = found
+        return found
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One worker of this session at a time; silent, since siblings only take turns."""
+        with open(self.scratch / "session.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _result_path(self, block_id: str) -> Path:
+        return self.scratch / "blocks" / f"{hashlib.sha256(block_id.encode()).hexdigest()[:16]}.json"
+
+    def _measure(self, block: Block, path: Path) -> dict[str, Any]:
+        from .harness.device import lease
+        from .harness.files import write_json
+
+        empty = {"id": block.id, "complete": True, "server_start_s": [], "spent_s": {}, "measurements": [], "traces": []}
+        try:
+            with lease(self._device(), say=self.say):
+                return self._meter(block, path).measure()  # type: ignore[no-any-return]
+        except UserError as e:
+            found = empty | {"error": str(e), "verdicts": {}, "environment": {}}
+        except Exception as e:
+            note = self.scratch / "error.log"
+            note.write_text(traceback.format_exc())
+            found = empty | {"error": f"internal error: {e!r} (traceback in {note})", "verdicts": {}, "environment": {}}
+        found["verdicts"] = {g.key: _error_verdict(found["error"], g.margin) for t in block.tasks for g in t.gates}
+        write_json(path, found)
+        return found
+
+    def _device(self) -> str:
+        if self.settings.gpu.kind == "cpu":
+            return "cpu"
+        from .harness.environment import nvidia_gpus
+
+        return str(next((g["uuid"] for g in nvidia_gpus() if g["name"] in self.settings.gpu.nvml_names), self.settings.gpu.key))
+
+    def _meter(self, block: Block, path: Path) -> Any:
+        from .harness.files import write_json
+        from .harness.measure import BlockMeter, Orders
+
+        runner = self._runner(block)
+        environment = runner.environment(block.arms)
+        doc, record, bases, needs = self.document(block.framework, block.model), self.settings.record, {}, {}
+        for task in block.tasks:
+            now = stored.Current(environment=environment, workload=runner.workload(task.scenario))
+            for gate in task.gates:
+                bases[gate.key] = base = stored.lookup(doc, gate.key, find_metric(gate.metric), now)
+                needs[gate.key] = stored.need(base, self.rule, record=record, smoke=self.settings.profile == "smoke")
+        deadline = self.began + self.settings.budget_s if self.settings.budget_s else None
+        orders = Orders(rule=self.rule, needs=needs, bases=bases, deadline=deadline)
+        return BlockMeter(block, runner, orders, environment=environment, save=lambda plain: write_json(path, plain), say=self.say)
+
+    def _spec(self, engine: Engine, model_key: str) -> Any:
+        from .harness.engine import EngineSpec
+
+        model = next(m for m in self.settings.models if m.key == model_key)
+        return EngineSpec(
+            framework=engine.framework, model=model, gpu=self.settings.gpu, python=engine.python,
+            command=engine.command, serve_args=self.settings.serve_args,
+        )  # fmt: skip
+
+    def _runner(self, block: Block) -> Any:
+        from .harness.engine import EngineRunner
+
+        key = (block.framework, block.model)
+        if key not in self._runners:
+            engine = next(e for e in self.settings.engines if e.framework.name == block.framework)
+            self._runners[key] = self.runner_for(*key) or EngineRunner(
+                self._spec(engine, block.model), session_id=self.id, logs=self.scratch / "logs", say=self.say
+            )
+        return self._runners[key]
+
+    # -- afterwards -----------------------------------------------------------------------------------------------
+
+    def found(self) -> list[dict[str, Any]]:
+        """Every block result of this session, from all workers, in a stable order."""
+        results = (_read(p) for p in sorted((self.scratch / "blocks").glob("*.json")))
+        return sorted((r for r in results if r), key=lambda r: str(r["id"]))
+
+    def record(self, started: str, plugin: str) -> list[str]:
+        """Store this session's recorded runs; lines for the user. UserError when a file cannot be written.
+
+        Only whole, valid evidence is stored: gates whose runs were all made and none of them spoiled.
+        """
+        from .harness.baselines import save_baseline
+
+        if not self.settings.record:
+            return []
+        lines = []
+        for result in self.found():
+            if not result["complete"] or result["error"] or not (recordings := self._recordings(result)):
+                continue
+            framework, model, arms = result["id"].split("/", 2)
+            doc = self.document(framework, model)
+            about = {"started": started, "plugin": plugin, "environment": result["environment"]}
+            merged = stored.merge(
+                doc, recordings, session=f"{self.id}:{arms}", about=about, now_iso=started, replace=self.settings.record == "all"
+            )
+            path = save_baseline(self.settings.baselines, merged)
+            self._docs[framework, model] = merged
+            lines.append(f"recorded {len(recordings)} gate(s) of {result['id']} in {path}")
+        return lines
+
+    def _recordings(self, result: dict[str, Any]) -> list[stored.Recording]:
+        recordings = []
+        workloads = {t["scenario"]: t["workload"] for t in result["traces"]}
+        for key, verdict in result["verdicts"].items():
+            _, scenario, arm, metric = key.split("/")
+            runs = [m for m in result["measurements"] if m["valid"] and (m["scenario"], m["arm"]) == (scenario, arm)]
+            if verdict["verdict"] != NO_BASELINE or verdict["reason"] or len(runs) < self.rule.record_runs:
+                continue
+            values = tuple((m["metrics"][metric], m["requests"], m["failed"]) for m in runs[: self.rule.record_runs])
+            recordings.append(
+                stored.Recording(key=key, metric=find_metric(metric), workload=workloads[scenario], runs=values)
+            )
+        return recordings
+
+    # -- verdicts as rows: what tests, terminal, JUnit and report show --------------------------------------------
+
+    def row(self, block: dict[str, Any], spec: GateSpec, test: str) -> dict[str, Any]:
+        """One gate's verdict with everything that explains it, JSON-plain (schema: run.schema.json)."""
+        metric, found, s = find_metric(spec.metric), dict(block["verdicts"][spec.key]), self.settings
+        failed = fails(
+            found["verdict"], found["reason"], profile=s.profile, strict=s.strict, recording=bool(s.record)
+        )
+        regressed = found["verdict"] == REGRESSION
+        return found | {
+            "key": spec.key, "test": test, "block": block["id"], "family": spec.family, "scenario": spec.scenario,
+            "arm": spec.arm, "metric": spec.metric, "unit": metric.unit, "better": metric.better,
+            "outcome": "failed" if failed else "passed", "cure": self._cure(found, spec),
+            "changed": self._changed(block, spec.key) if regressed else [],
+            "moved_with": self._moved_with(block, spec.key) if regressed else [],
+        }  # fmt: skip
+
+    def rows(self, block: dict[str, Any]) -> list[dict[str, Any]]:
+        """Rows of every settled gate of a block, for those that no test has read (after an interrupt, say)."""
+        specs = {g.key: g for b in self.blocks.values() if b.id == block["id"] for t in b.tasks for g in t.gates}
+        return [self.row(block, specs[k], "") for k in block["verdicts"] if k in specs]
+
+    def _cure(self, found: dict[str, Any], spec: GateSpec) -> str | None:
+        command = self.settings.command
+        if found["verdict"] == IMPROVEMENT:
+            return f"{command} --kv-record=all   (stores the better level, so that losing it again is noticed)"
+        stale = found["verdict"] == INVALID and found["reason"].startswith(MISMATCH)
+        if (found["verdict"] == NO_BASELINE or stale) and not self.settings.record:
+            return f"{command} --kv-record=missing"
+        return None
+
+    def _moved_with(self, block: dict[str, Any], key: str) -> list[str]:
+        """Other gates of the block that went the wrong way by more than a point as well."""
+        moved = []
+        for other, v in block["verdicts"].items():
+            metric = find_metric(other.rsplit("/", 1)[1])
+            if other != key and v["change"] is not None and (v["change"] if metric.better == "lower" else -v["change"]) > 0.01:
+                moved.append(f"{other.split('/', 1)[1]} {100 * v['change']:+.0f} %")
+        return moved[:4]
+
+    def _changed(self, block: dict[str, Any], key: str) -> list[str]:
+        """What differs from the environment in which the gate's baseline was last recorded."""
+        from .core.fingerprint import differences
+
+        framework, model, _ = block["id"].split("/", 2)
+        old = stored.newest_environment(self.document(framework, model), key)
+        return differences(old, block["environment"]) if old and block["environment"] else []
+
+    def expected_false_alarms(self, rows: Sequence[dict[str, Any]]) -> float:
+        return false_alarms(sum(r["p_seq"] is not None for r in rows))
+
+    def chance(self, rows: Sequence[dict[str, Any]]) -> str:
+        """How many of the regressions chance alone could have made."""
+        judged = sum(r["p_seq"] is not None for r in rows)
+        return f"false alarms to expect by chance in {judged} judged gate(s): below {self.expected_false_alarms(rows) or 0.001:.3f}"
+
+
+def _error_verdict(error: str, margin: float) -> dict[str, Any]:
+    import dataclasses
+
+    from .core.gate import INVALID, Verdict
+
+    return dataclasses.asdict(Verdict(verdict=INVALID, reason=error, margin=margin))
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        return found
+    except (OSError, ValueError):
+        return None
+
+
+def make_scratch() -> Path:
+    """A fresh folder for this session; its name ends in the session's id (UTC time and process)."""
+    import tempfile
+
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    folder = Path(tempfile.gettempdir()) / f"pytest-kvcache-{stamp}-{os.getpid():x}"
+    folder.mkdir(mode=0o700)
+    return folder
