@@ -255,11 +255,11 @@ class KvSession:
         return None
 
     def _moved_with(self, block: dict[str, Any], key: str) -> list[str]:
-        """Other gates of the block that went the wrong way by more than a point as well."""
+        """Other gates of the block that went the wrong way too: their whole interval lies on the worse side."""
         moved = []
         for other, v in block["verdicts"].items():
-            metric = find_metric(other.rsplit("/", 1)[1])
-            if other != key and v["change"] is not None and (v["change"] if metric.better == "lower" else -v["change"]) > 0.01:
+            better = find_metric(other.rsplit("/", 1)[1]).better
+            if other != key and v["low"] is not None and (v["low"] > 0 if better == "lower" else v["high"] < 0):
                 moved.append(f"{other.split('/', 1)[1]} {100 * v['change']:+.0f} %")
         return moved[:4]
 

@@ -36,10 +36,10 @@ def by_session(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
 def _mismatch(doc: Mapping[str, Any], entry: Mapping[str, Any], metric: Metric, now: Current) -> str:
     """Why the stored number is of something else; empty when it may be compared."""
     for session in by_session(entry["runs"]):
-        stored = doc["sessions"].get(session, {}).get("environment", {}).get("identity")
-        if stored is None:
+        about = doc["sessions"].get(session)
+        if about is None:
             return f"session {session} of its runs is not described in the file"
-        if different := identity_differences(stored, dict(now.environment["identity"])):
+        if different := identity_differences(about["environment"], now.environment):
             return "; ".join(different)
     if entry["workload"] != now.workload:
         return f"workload: {entry['workload']} -> {now.workload}"

@@ -28,8 +28,12 @@ _held: set[int] = set()
 
 
 def lock_path(device: str) -> Path:
-    """The lock file of a device (`cpu`, or the UUID of a GPU or of a MIG slice), the same for every user."""
-    directory = os.environ.get(LOCK_DIR_ENV) or os.path.join(tempfile.gettempdir(), "pytest-kvcache-locks")
+    """The lock file of a device (`cpu`, or the UUID of a GPU or of a MIG slice), the same for every user.
+
+    Not below TMPDIR where there is a /tmp: CI runners give each job its own, and two jobs must exclude each other.
+    """
+    shared = "/tmp" if os.path.isdir("/tmp") else tempfile.gettempdir()
+    directory = os.environ.get(LOCK_DIR_ENV) or os.path.join(shared, "pytest-kvcache-locks")
     return Path(directory) / (re.sub(r"[^A-Za-z0-9._-]+", "_", device) + ".lock")
 
 

@@ -61,11 +61,15 @@ class EngineRunner:
         """The fingerprint of what these arms run in; what an arm itself asks for is identity."""
         argv = tuple(self.spec.framework.argv(self.launch(arms[0])))
         found = fingerprint(
-            python=self.spec.python, distributions=self.spec.framework.distributions, argv=argv, gpu_key=self.spec.gpu.key
+            python=self.spec.python, distributions=self.spec.framework.distributions, argv=argv, gpu_key=self.spec.gpu.key, env=self._env()
         )
         asked = {f"arm:{a.name}": json_hash(a.asked()) for a in arms if a.asked()}
         found["identity"] |= {**self.weights.identity, **asked}
         return found
+
+    def _env(self) -> dict[str, str]:
+        offline = {"HF_HUB_OFFLINE": "1"} if self.weights.local else {}
+        return dict(os.environ) | dict(self.spec.framework.env) | offline
 
     def workload(self, scenario: ClosedLoop) -> str:
         return workload_hash(make_requests(scenario, self.words), scenario.concurrency)
@@ -73,13 +77,10 @@ class EngineRunner:
     @contextmanager
     def start(self, arm: Arm, run: int, attempt: int) -> Iterator[RunningEngine]:
         """One fresh server, stopped with its whole process tree on leaving."""
-        env = dict(os.environ) | dict(self.spec.framework.env)
-        if self.weights.local:
-            env |= {"HF_HUB_OFFLINE": "1"}
         log = self.logs / f"server-{arm.name}-run{run}{f'-attempt{attempt}' if attempt > 1 else ''}.log"
         timeout_s = START_TIMEOUT_S[self.spec.gpu.kind]
         with serve(
-            self.spec.framework, self.launch(arm), log=log, env=env, timeout_s=timeout_s, session_id=self.session_id, say=self.say
+            self.spec.framework, self.launch(arm), log=log, env=self._env(), timeout_s=timeout_s, session_id=self.session_id, say=self.say
         ) as server:
             yield RunningEngine(self, server, arm, run)
 

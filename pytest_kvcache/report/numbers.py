@@ -44,7 +44,7 @@ def finites(values: Any) -> list[float]:
 
 
 def number(value: Any, digits: int = 3) -> str:
-    """`digits` significant digits, never fewer than the whole part has: 41.0, 0.0213, 12 346; whole numbers as they are."""
+    """`digits` significant digits, more where the whole part has more: 41.0, 0.0213, 12 346; an int as it is."""
     x = finite(value)
     if x is None:
         return NONE
@@ -116,9 +116,9 @@ def duration(seconds: Any) -> str:
     x = finite(seconds)
     if x is None:
         return NONE
-    if x < 60:
+    if x < 59.5:
         return f"{number(float(x), 2)}{THIN}s"
-    if x < 3600:
+    if x < 3599.5:
         return f"{int(x + 0.5) // 60}{THIN}min {int(x + 0.5) % 60}{THIN}s"
     return f"{int(x + 30) // 3600}{THIN}h {int(x + 30) % 3600 // 60}{THIN}min"
 

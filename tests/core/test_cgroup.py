@@ -34,7 +34,8 @@ def test_v2_walks_up_to_the_mount() -> None:
     version, directories = cgroup.group_directories(V2_GROUPS, V2_MOUNTS, "memory")
     assert version == 2
     assert directories[0] == "/sys/fs/cgroup/user.slice/user-1000.slice/run.scope"
-    assert directories[-1] == "/sys/fs/cgroup" and len(directories) == 4
+    assert directories[-1] == "/sys/fs/cgroup"
+    assert len(directories) == 4
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,8 @@ def figures(ledger: Ledger, busy_s: float) -> dict[str, Any]:
 def test_recorded_stat_lines() -> None:
     line = b"5708 (a b) (c)) R 5706 5706 4488 0 -1 4194304 101 0 0 0 11 22 33 44 20 0 1 0 76470 3133440 393 18446744"
     assert parse_stat(line) == Stat(5708, 76470, 5706, "a b) (c)", 33, 77)
-    assert parse_stat(b"") is None and parse_stat(b"12 (cut off) R 1 2") is None
+    assert parse_stat(b"") is None
+    assert parse_stat(b"12 (cut off) R 1 2") is None
 
 
 def test_recorded_machine_counters_leave_out_guest_and_iowait() -> None:
@@ -112,9 +113,13 @@ def test_summary_names_at_most_three_and_what_is_outside() -> None:
     ledger.update([stat(CLIENT, 0), *(stat(p, 0) for p in pids)], set())
     ledger.update([stat(CLIENT, 50), *(stat(p, p) for p in pids)], set())
     seen = figures(ledger, busy_s=8.0)
-    assert seen["busy_cores"] == 0.8 and seen["own_cores"] == 0.05 == seen["client_cores"]
-    assert seen["foreign_cores"] == 0.75 and seen["steal_cores"] == 0.2 and seen["psi_some"] == 0.5
-    assert seen["throttled_s"] is None and seen["wall_s"] == 10.0
+    assert seen["busy_cores"] == 0.8
+    assert seen["own_cores"] == 0.05 == seen["client_cores"]
+    assert seen["foreign_cores"] == 0.75
+    assert seen["steal_cores"] == 0.2
+    assert seen["psi_some"] == 0.5
+    assert seen["throttled_s"] is None
+    assert seen["wall_s"] == 10.0
     assert [(p["pid"], p["cores"]) for p in seen["foreign"]] == [(None, 0.555), (35, 0.035), (34, 0.034)]
     assert seen["foreign"][0]["name"] == OUTSIDE
     assert json.loads(json.dumps(seen)) == seen

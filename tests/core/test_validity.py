@@ -38,7 +38,8 @@ def test_a_process_without_command_line_or_pid_goes_by_its_name() -> None:
 def test_steal_is_a_reason_of_its_own_and_adds_to_the_other() -> None:
     assert load_problem(seen(steal_cores=0.52)) == "the hypervisor took 0.52 of 2 cores (allowed 0.3)"
     both = load_problem(seen(steal_cores=0.52, foreign_cores=0.5)) or ""
-    assert both.startswith("other processes used 0.50") and "; the hypervisor" in both
+    assert both.startswith("other processes used 0.50")
+    assert "; the hypervisor" in both
 
 
 @pytest.mark.parametrize("figures", [{}, {"foreign_cores": None, "steal_cores": None, "cores": None, "foreign": []}])

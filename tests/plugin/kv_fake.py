@@ -1,0 +1,80 @@
+"""Made-up runs through the public hook: no engine, known truth, every start written to a log. Copied as a conftest."""
+
+import contextlib
+import json
+import os
+import pathlib
+import random
+import signal
+import time
+
+import pytest
+
+from pytest_kvcache.core.record import RequestRecord, Trace
+
+LOG = pathlib.Path(os.environ["KV_FAKE_LOG"])
+
+
+def told(name, default=None):
+    return json.loads(os.environ.get(f"KV_FAKE_{name}", json.dumps(default)))
+
+
+class Running:
+    start_s = 0.01
+
+    def __init__(self, arm, run, attempt):
+        self.arm, self.run, self.attempt = arm, run, attempt
+
+    def measure(self, scenario):
+        with LOG.open("a") as f:
+            f.write(f"measure {scenario} run{self.run} attempt{self.attempt} pid{os.getpid()}\n")
+        if self.run == told("INTERRUPT_AT"):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        time.sleep(told("SLEEP", 0.0))
+        noise = random.Random(f"{scenario}|{self.run}|{told('SEED', 0)}").gauss(0, told("CV", 0.02))
+        factor = (1 + noise) * (told("SLOW", {}).get(str(scenario), 1.0)) * told("ALL_SLOW", 1.0)
+        ttft, tpot, osl = 0.1 * factor, 0.02 * factor, scenario.osl
+        records, now = [], 0.0
+        for i in range(8):
+            first = now + ttft
+            last = first + tpot * (osl - 1)
+            bad = i < told("FAILED", 0)
+            records.append(RequestRecord(
+                index=i, sent_s=now, first_s=first, last_s=last, end_s=last, input_tokens=scenario.isl,
+                output_tokens=osl, events=osl, outcome="http_status" if bad else "ok", error="HTTP 500" if bad else "",
+            ))
+            now = last
+        load = {"cores": 2, "foreign_cores": 0.01, "steal_cores": 0.0, "client_cores": 0.05, "foreign": []}
+        if self.run in told("BUSY_RUNS", []) and self.attempt <= told("BUSY_ATTEMPTS", 2):
+            load |= {"foreign_cores": 0.97, "foreign": [{"pid": 4711, "name": "python", "cmdline": "python burn.py", "cores": 0.97}]}
+        return Trace(
+            scenario=str(scenario), arm=self.arm.name, run=self.run, workload=str(scenario), isl=scenario.isl, osl=osl,
+            records=tuple(records), load=load,
+        )
+
+
+class Runner:
+    def environment(self, arms):
+        subject = {"dist:engine": told("VERSION", "1.0"), "cpus_allowed": told("CPUS", 2)}
+        return {"identity": {"gpu": told("CPU", "Test CPU, 2 cores"), "model": "m"}, "subject": subject, "context": {"host": "h"}}
+
+    def workload(self, scenario):
+        return str(scenario)
+
+    @contextlib.contextmanager
+    def start(self, arm, run, attempt):
+        from pytest_kvcache.core.spec import UserError
+
+        with LOG.open("a") as f:
+            f.write(f"start run{run} attempt{attempt} t{time.monotonic()}\n")
+        if told("DIES"):
+            raise UserError("engine died at start (exit code 1): out of memory\n  last line of its log")
+        yield Running(arm, run, attempt)
+        with LOG.open("a") as f:
+            f.write(f"stop run{run} t{time.monotonic()}\n")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_kv_runner(config, framework, model):
+    return Runner() if told("RUNNER", True) else None

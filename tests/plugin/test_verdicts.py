@@ -1,0 +1,146 @@
+"""From the option to the outcome: recording, judging, failing, on made-up runs with known truth."""
+
+import json
+
+import pytest
+
+
+def test_recording_stores_five_runs_of_every_gate_and_passes(kv_project):
+    result = kv_project.run("--kv-record=missing")
+    assert result.code == 0, result.out
+    doc = json.loads(kv_project.baseline.read_text())
+    assert len(doc["entries"]) == 8
+    assert {len(e["runs"]) for e in doc["entries"].values()} == {5}
+    assert len(result.starts) == 5
+    assert "8 gates: 8 recorded" in result.out
+
+
+def test_an_unchanged_engine_passes_after_three_runs(recorded):
+    result = recorded.run(seed=1)
+    assert result.code == 0, result.out
+    assert set(result.verdicts.values()) == {"pass"}
+    assert len(result.starts) == 3
+
+
+def test_a_slower_engine_fails_at_the_third_run_and_names_what_changed(recorded):
+    result = recorded.run(seed=1, slow={"isl64-osl16-c2": 1.5}, version="2.0")
+    assert result.code == 1
+    bad = {k for k, v in result.verdicts.items() if v == "regression"}
+    assert bad == {f"{f}/isl64-osl16-c2/base/{m}" for f, m in (
+        ("fixed_length", "output_tok_s"), ("fixed_length", "tpot_ms.p50"), ("streaming", "ttft_ms.p50"))}
+    assert "changed since the baseline: dist:engine: 1.0 -> 2.0" in result.out
+    assert "moved with it: isl64-osl16-c2/base/tpot_ms.p50" in result.out
+    assert len(result.starts) == 3
+    changes = [abs(v["change"]) for v in result.run["verdicts"] if v["verdict"] == "regression"]
+    assert all(0.25 < c < 0.6 for c in changes)
+
+
+def test_without_a_baseline_the_test_fails_at_once_with_the_command_that_cures_it(kv_project):
+    result = kv_project.run("-k", "streaming")
+    assert result.code == 1
+    assert set(result.verdicts.values()) == {"no-baseline"}
+    assert "to cure it: pytest" in result.out
+    assert "--kv-record=missing" in result.out
+    assert result.starts == []
+
+
+def test_smoke_measures_once_and_only_reports(recorded):
+    result = recorded.run("--kv-profile=smoke", "-k", "fixed", all_slow=3)
+    assert "3 deselected" not in result.out  # the grid's scenarios belong to profile ci
+    assert result.code == 5
+
+
+def test_smoke_without_a_baseline_reports_without_failing(kv_project):
+    (kv_project.folder / "test_fixed.py").write_text(
+        (kv_project.folder / "test_fixed.py").read_text().replace("concurrency=c)", "concurrency=c, profile='smoke')")
+    )
+    result = kv_project.run("--kv-profile=smoke", "-k", "fixed")
+    assert result.code == 0, result.out
+    assert set(result.verdicts.values()) == {"no-baseline"}
+    assert all(v["value"] for v in result.run["verdicts"])
+    assert len(result.starts) == 1
+
+
+def test_noise_beyond_the_margin_is_inconclusive_and_passes_in_ci_but_not_when_strict(recorded):
+    told = {"seed": 1, "all_slow": 1.05, "cv": 0.05}
+    result = recorded.run("-k", "fixed", **told)
+    assert result.code == 0, result.out
+    assert "inconclusive" in result.verdicts.values()
+    assert len(result.starts) == 5
+    assert "smallest margin these runs could certify" in result.out
+    strict = recorded.run("-k", "fixed", "-o", "kv_strict=true", **told)
+    assert strict.code == 1
+    assert strict.verdicts == result.verdicts
+
+
+def test_improvement_passes_and_says_how_to_record_it(recorded):
+    result = recorded.run("-k", "fixed", seed=1, all_slow=0.5)
+    assert result.code == 0, result.out
+    assert set(result.verdicts.values()) == {"improvement"}
+    assert "--kv-record=all" in result.out
+
+
+def test_record_all_supersedes_and_keeps_what_it_replaced(recorded):
+    before = json.loads(recorded.baseline.read_text())
+    assert recorded.run("--kv-record=all", "-k", "fixed", seed=2).code == 0
+    doc = json.loads(recorded.baseline.read_text())
+    for key, entry in doc["entries"].items():
+        if key.startswith("fixed_length"):
+            assert entry["supersedes"][0]["runs"] == before["entries"][key]["runs"]
+            assert entry["runs"] != before["entries"][key]["runs"]
+        else:
+            assert entry == before["entries"][key], "recording part of the gates must not touch the others"
+
+
+def test_a_busy_machine_is_invalid_never_a_regression_and_records_nothing(recorded):
+    before = recorded.baseline.read_bytes()
+    result = recorded.run("--kv-record=all", "-k", "c1 and fixed", all_slow=4, busy_runs=[2])
+    assert result.code == 1
+    assert set(result.verdicts.values()) == {"invalid"}
+    assert "pid 4711 python burn.py 0.97" in result.out
+    assert recorded.baseline.read_bytes() == before
+
+
+def test_a_window_that_the_machine_spoiled_is_measured_once_more(recorded):
+    result = recorded.run("-k", "fixed", seed=1, busy_runs=[2], busy_attempts=1)
+    assert result.code == 0, result.out
+    assert set(result.verdicts.values()) == {"pass"}
+    assert len(result.starts) == 4
+    spoiled = [m for b in result.run["blocks"].values() for m in b["measurements"] if not m["valid"]]
+    assert len(spoiled) == 3
+
+
+@pytest.mark.parametrize("failed", [1, 8])
+def test_failed_requests_are_invalid(recorded, failed):
+    result = recorded.run("-k", "fixed and c1", failed=failed)
+    assert result.code == 1
+    assert set(result.verdicts.values()) == {"invalid"}
+    assert f"{failed} of 8 requests failed ({failed} http_status); the first: HTTP 500" in result.out
+
+
+def test_an_engine_that_dies_fails_the_tests_with_invalid_and_shows_the_log(recorded):
+    result = recorded.run("-k", "fixed or plain", dies=True)
+    assert result.code == 1
+    assert "3 failed, 1 passed" in result.out
+    assert "error" not in result.out.splitlines()[-1], "a broken server is a FAILED test, not an ERROR"
+    assert "out of memory" in result.out
+    assert "last line of its log" in result.out
+
+
+def test_a_baseline_of_another_cpu_is_refused_and_recording_supersedes_it(recorded):
+    result = recorded.run("-k", "fixed and c1", cpu="Other CPU, 64 cores")
+    assert result.code == 1
+    assert set(result.verdicts.values()) == {"invalid"}
+    assert "gpu: Test CPU, 2 cores -> Other CPU, 64 cores" in result.out
+    assert result.starts == []
+    again = recorded.run("-k", "fixed and c1", "--kv-record=missing", cpu="Other CPU, 64 cores")
+    assert again.code == 0, again.out
+    entry = json.loads(recorded.baseline.read_text())["entries"]["fixed_length/isl64-osl16-c1/base/output_tok_s"]
+    assert "Other CPU" in entry["supersedes"][0]["why"]
+
+
+def test_a_spent_budget_stops_new_runs_and_says_so(recorded):
+    result = recorded.run("-k", "fixed and c1", "--kv-budget=0.2s", sleep=0.3, seed=1)
+    assert len(result.starts) == 1
+    assert set(result.verdicts.values()) == {"inconclusive"}
+    assert "the time budget is spent" in result.out
