@@ -14,7 +14,7 @@ from .session import KvSession
 Note = tuple[str, str]  # colour key of report.terminal, line
 
 
-def finish(session: KvSession, verdicts: list[dict[str, Any]], *, exit_code: int, interrupted: bool) -> tuple[list[Note], bool]:
+def finish(session: KvSession, verdicts: list[dict[str, Any]], *, exit_code: int, interrupted: str | None) -> tuple[list[Note], bool]:
     """Record and report; the lines for the user, and whether something the user asked for could not be done."""
     from . import __version__
 
@@ -37,10 +37,12 @@ def finish(session: KvSession, verdicts: list[dict[str, Any]], *, exit_code: int
         except UserError as e:
             notes.append(("invalid", str(e)))
             failed = True
-    if target != session.scratch and not failed:
-        shutil.rmtree(session.scratch, ignore_errors=True)
+    if failed:
+        notes.append(("inconclusive", f"nothing is lost: what was measured is kept in {session.scratch}"))
     elif blocks and not complete:
         notes.append(("inconclusive", f"incomplete: what was measured is kept in {target}"))
+    if target != session.scratch and not failed:
+        shutil.rmtree(session.scratch, ignore_errors=True)
     return notes, failed
 
 
@@ -56,7 +58,7 @@ def _write(session: KvSession, target: Path, run: dict[str, Any], blocks: list[d
 
 
 def run_document(
-    session: KvSession, blocks: list[dict[str, Any]], verdicts: list[dict[str, Any]], *, complete: bool, interrupted: bool, exit_code: int
+    session: KvSession, blocks: list[dict[str, Any]], verdicts: list[dict[str, Any]], *, complete: bool, interrupted: str | None, exit_code: int
 ) -> dict[str, Any]:
     """`run.json` without its columns: plan, environments, measurements, verdicts. Verdicts no test has read yet are included."""
     from . import __version__
@@ -72,7 +74,7 @@ def run_document(
         {"block": b["id"], **{k: t[k] for k in ("scenario", "arm", "run", "workload")}} for b in blocks for t in b["traces"]
     ]
     return {
-        "schema": "pytest-kvcache/run/1", "complete": complete, "interrupted": "interrupted" if interrupted else None,
+        "schema": "pytest-kvcache/run/1", "complete": complete, "interrupted": interrupted,
         "session": session.id, "started": session.started, "seconds": round(time.monotonic() - session.began, 1),
         "command": session.settings.command, "exit_code": exit_code, "plugin": __version__, "gpu": session.settings.gpu.key,
         "profile": session.settings.profile, "plan": plan, "environments": {b["id"]: b["environment"] for b in blocks},

@@ -40,6 +40,7 @@ def add_options(parser: pytest.Parser) -> None:
             group.addoption(f"--kv-{name}", dest=dest, metavar=metavar, default=None, help=text)
         parser.addini(dest, text, type="args" if kind == "args" else "string", default=[] if kind == "args" else "")
     parser.addini("kv_strict", "Fail tests whose gate is inconclusive", type="bool", default=False)
+    parser.addini("kv_start_timeout", "Longest wait for a server to be ready: 90, 45s, 30m (default: 3m on cpu, 15m on a GPU)", default="")
     for name in frameworks.names():
         parser.addini(f"kv_python_{name}", f"Interpreter that has {name} (default: the one that runs pytest)", default="")
         parser.addini(f"kv_command_{name}", f"Command that starts {name}, in place of its interpreter (a container, say)", default="")
@@ -69,6 +70,7 @@ class Settings:
     record: str | None
     report: Path | None
     strict: bool
+    start_timeout_s: float | None
     command: str
 
 
@@ -93,12 +95,12 @@ def _choice(option: str, value: str, allowed: tuple[str, ...]) -> str:
     return value
 
 
-def parse_time(text: str) -> float:
-    """Seconds of `90`, `45s`, `30m` or `2h`; UserError otherwise."""
+def parse_time(text: str, where: str) -> float:
+    """Seconds of `90`, `45s`, `30m` or `2h`; UserError naming the setting otherwise."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
     seconds = float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]] if found else 0
     if seconds <= 0:
-        raise UserError(f"--kv-budget={text}: not a time; write 90, 45s, 30m or 2h")
+        raise UserError(f"{where}={text}: not a time; write 90, 45s, 30m or 2h")
     return seconds
 
 
@@ -125,6 +127,7 @@ def read_settings(config: pytest.Config) -> Settings:
     gpu = find_gpu(_value(config, "gpu"))
     named = _value(config, "baselines")
     folder = Path(named) if named else config.rootpath / "baselines"
+    timeout = str(config.getini("kv_start_timeout"))
     report, record, budget = _value(config, "report"), _value(config, "record"), _value(config, "budget")
     return Settings(
         gpu=gpu,
@@ -132,12 +135,13 @@ def read_settings(config: pytest.Config) -> Settings:
         models=tuple(_model(n) for n in _unique(_values(config, "model") or [default_model(gpu)])),
         serve_args=tuple(_values(config, "serve_arg")),
         profile=_choice("profile", _value(config, "profile") or "ci", PROFILES),
-        budget_s=parse_time(budget) if budget else None,
+        budget_s=parse_time(budget, "--kv-budget") if budget else None,
         baselines=folder if folder.is_absolute() else config.invocation_params.dir / folder,
         baselines_given=bool(named),
         record=_choice("record", record, ("missing", "all")) if record else None,
         report=config.invocation_params.dir / report if report else None,
         strict=bool(config.getini("kv_strict")),
+        start_timeout_s=parse_time(timeout, "kv_start_timeout") if timeout else None,
         command=shlex.join(["pytest", *map(str, config.invocation_params.args)]),
     )
 

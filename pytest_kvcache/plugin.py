@@ -92,6 +92,7 @@ class Conductor:
         self.scratch: Path | None = Path(self.worker["kv_scratch"]) if self.worker else None
         self._session: KvSession | None = None
         self._old_sigterm: Any = None
+        self._why = "interrupted"
 
     @property
     def session(self) -> KvSession:
@@ -262,11 +263,14 @@ class Conductor:
             return
         from .finish import finish
 
-        interrupted = exitstatus == pytest.ExitCode.INTERRUPTED
+        interrupted = self._why if exitstatus == pytest.ExitCode.INTERRUPTED else None
         lines, failed = finish(self.session, list(self.verdicts.values()), exit_code=int(exitstatus), interrupted=interrupted)
         self.notes += lines
         if failed and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        self._why = str(excinfo.value) or "Ctrl-C"
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         rows = list(self.verdicts.values())

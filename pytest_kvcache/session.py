@@ -54,8 +54,8 @@ class KvSession:
             for model in self.settings.models:
                 self.document(engine.framework.name, model.key)
                 if self.runner_for(engine.framework.name, model.key) is None:
-                    check_installed(self._spec(engine, model.key))
                     self._check_device()
+                    check_installed(self._spec(engine, model.key))
 
     def _check_device(self) -> None:
         if self.settings.gpu.kind == "cpu":
@@ -165,6 +165,7 @@ class KvSession:
         return EngineSpec(
             framework=engine.framework, model=model, gpu=self.settings.gpu, python=engine.python,
             command=engine.command, serve_args=self.settings.serve_args,
+            start_timeout_s=self.settings.start_timeout_s,
         )  # fmt: skip
 
     def _runner(self, block: Block) -> Any:

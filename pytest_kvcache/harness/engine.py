@@ -32,10 +32,27 @@ class EngineSpec:
     python: str
     command: tuple[str, ...] = ()
     serve_args: tuple[str, ...] = ()
+    start_timeout_s: float | None = None
+
+
+def split_port(serve_args: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
+    """A port that the user wishes (`--port N` or `--port=N` among the arguments passed on; else 0) and the other arguments."""
+    port, rest, words = 0, [], iter(serve_args)
+    for word in words:
+        name, _, value = word.partition("=")
+        if name != "--port":
+            rest.append(word)
+            continue
+        value = value or next(words, "")
+        if not value.isdecimal() or not 0 < int(value) < 65536:
+            raise UserError(f"--kv-serve-arg=--port: {value!r} is no port")
+        port = int(value)
+    return port, tuple(rest)
 
 
 def check_installed(spec: EngineSpec) -> None:
     """UserError with the pip line that cures it when the framework cannot be started at all."""
+    split_port(spec.serve_args)
     if spec.command:
         return
     if missing := weights.missing_modules(spec.python, spec.framework.needs):
@@ -52,9 +69,10 @@ class EngineRunner:
         self.words = single_token_words(self.weights.tokenizer)
 
     def launch(self, arm: Arm) -> Launch:
+        port, serve_args = split_port(self.spec.serve_args)
         return Launch(
-            python=self.spec.python, command=self.spec.command, model=self.weights.serve, port=0,
-            device=self.spec.gpu.kind, arm=arm, serve_args=self.spec.serve_args,
+            python=self.spec.python, command=self.spec.command, model=self.weights.serve, port=port,
+            device=self.spec.gpu.kind, arm=arm, serve_args=serve_args,
         )  # fmt: skip
 
     def environment(self, arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
@@ -78,7 +96,7 @@ class EngineRunner:
     def start(self, arm: Arm, run: int, attempt: int) -> Iterator[RunningEngine]:
         """One fresh server, stopped with its whole process tree on leaving."""
         log = self.logs / f"server-{arm.name}-run{run}{f'-attempt{attempt}' if attempt > 1 else ''}.log"
-        timeout_s = START_TIMEOUT_S[self.spec.gpu.kind]
+        timeout_s = self.spec.start_timeout_s or START_TIMEOUT_S[self.spec.gpu.kind]
         with serve(
             self.spec.framework, self.launch(arm), log=log, env=self._env(), timeout_s=timeout_s, session_id=self.session_id, say=self.say
         ) as server:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..core.gate import NO_BASELINE, VERDICTS
-from .numbers import MINUS, NONE, THIN, interval, number, percent, probability, quantity, share
+from .numbers import MINUS, NONE, THIN, interval, percent, probability, quantity, share
 
 _PLAIN = str.maketrans({MINUS: "-", THIN: " ", NONE: "-"})
 _LABEL_WIDTH = max(map(len, VERDICTS))
@@ -122,12 +122,11 @@ def junit(v: Mapping[str, Any]) -> str:
     return " ".join(f"{label(v)} {figures(v)}".split())
 
 
+def _span(low: object, high: object) -> str:
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
 def plan_line(blocks: int, starts: tuple[int, int], scenarios: int, gates: int, seconds: tuple[str, str]) -> str:
     """What will be measured and what it costs from best to worst case."""
-    span = (lambda a, b: f"{a}" if a == b else f"{a} to {b}")  # noqa: E731
-    return (
-        f"kv plan: {blocks} block(s), {scenarios} scenario(s), {gates} gate(s); {span(*starts)} server start(s), {span(*seconds)}"
-    )
-
-
-__all__ = ["COLOURS", "details", "failure", "figures", "headline", "junit", "label", "line", "number", "plain", "plan_line", "summary"]
+    what = f"{blocks} block(s), {scenarios} scenario(s), {gates} gate(s)"
+    return f"plan: {what}; {_span(*starts)} server start(s), {_span(*seconds)}"

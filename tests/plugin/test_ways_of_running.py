@@ -83,7 +83,7 @@ def test_junit_carries_the_verdicts(recorded):
 def test_collect_only_prints_the_plan_and_starts_nothing(kv_project):
     result = kv_project.run("--collect-only", report=False)
     assert result.code == 0
-    assert "kv plan: 1 block(s), 3 scenario(s), 8 gate(s); 3 to 5 server start(s)" in result.out
+    assert "kv: plan: 1 block(s), 3 scenario(s), 8 gate(s); 3 to 5 server start(s)" in result.out
     assert result.log == []
     assert list((kv_project.folder / "tmp").iterdir()) == []
 

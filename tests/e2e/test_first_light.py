@@ -1,0 +1,160 @@
+"""The whole road on a real engine with a real model: record, gate unchanged, gate slowed, disturb, interrupt, break."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from xml.etree import ElementTree
+
+import pytest
+
+from .conftest import PYTHON, REPO
+
+BURNER = "import time\nend = time.time() + 400\nwhile time.time() < end: pass"
+
+
+def test_the_recorded_baseline_holds_real_runs(recorded):
+    doc = json.loads(recorded.baseline.read_text())
+    assert {len(e["runs"]) for e in doc["entries"].values()} == {5}
+    values = {k.rsplit("/", 1)[1]: [r["value"] for r in e["runs"]] for k, e in doc["entries"].items()}
+    assert all(len(set(v)) == 5 for v in values.values()), "five fresh starts never measure the same to the last digit"
+    (session,) = doc["sessions"].values()
+    assert session["environment"]["identity"]["weights"].startswith("sha256:")
+    assert session["environment"]["subject"]["dist:transformers"]
+
+
+def test_an_unchanged_engine_is_no_regression(recorded):
+    result = recorded.run()
+    assert "regression" not in result.verdicts.values(), result.out
+    assert "invalid" not in result.verdicts.values(), result.out
+    assert result.code == 0, result.out
+    (block,) = result.run["blocks"].values()
+    assert all(m["requests"] == 12 and m["failed"] == 0 for m in block["measurements"])
+    check_physics(recorded.folder / "report2", result.run)
+
+
+def check_physics(folder, run):
+    """What the clients saw agrees with itself: every request whole, times in order, totals that add up."""
+    import numpy as np
+
+    columns = np.load(folder / "records.npz", allow_pickle=False)
+    assert set(columns["outcome"]) == {"ok"}
+    assert set(columns["input_tokens"]) == {64}
+    assert set(columns["output_tokens"]) == {24}
+    assert (columns["sent_s"] < columns["first_s"]).all()
+    assert (columns["first_s"] < columns["last_s"]).all()
+    assert (columns["last_s"] <= columns["end_s"]).all()
+    first = columns["trace"] == 0
+    window = columns["last_s"][first].max() - columns["sent_s"][first].min()
+    tokens = columns["output_tokens"][first].sum()
+    (block,) = run["blocks"].values()
+    assert block["measurements"][0]["metrics"]["output_tok_s"] == pytest.approx(tokens / window)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="half the processors need two of them")
+def test_half_the_processors_are_a_regression_by_the_third_run_that_names_the_change(recorded, tmp_path):
+    """The engine alone gets one processor of two; the client keeps its own."""
+    one = min(os.sched_getaffinity(0))
+    command = f"kv_command_transformers=taskset -c {one} {PYTHON} -m transformers.cli.transformers serve"
+    xml = tmp_path / "junit.xml"
+    result = recorded.run("-o", command, f"--junitxml={xml}")
+    assert result.code == 1, result.out
+    assert "regression" in result.verdicts.values(), result.out
+    assert "invalid" not in result.verdicts.values(), result.out
+    red = next(v for v in result.run["verdicts"] if v["verdict"] == "regression")
+    assert len(red["runs"]) == 3
+    assert any("taskset" in line for line in red["changed"]), red["changed"]
+    assert "changed since the baseline: server_argv: added" in result.out
+    assert ElementTree.parse(xml).getroot().find("testsuite").get("failures") == "1"
+
+
+def test_a_foreign_process_makes_it_invalid_is_named_and_nothing_is_recorded(recorded, tmp_path):
+    before = recorded.baseline.read_bytes()
+    burner = subprocess.Popen([sys.executable, "-c", BURNER])
+    try:
+        result = recorded.run("--kv-record=all")
+    finally:
+        burner.kill()
+        burner.wait()
+    assert result.code == 1
+    assert set(result.verdicts.values()) == {"invalid"}, result.out
+    assert f"pid {burner.pid}" in result.out
+    assert recorded.baseline.read_bytes() == before
+
+
+@pytest.mark.parametrize("how", ["normal end", "failure", "ctrl-c", "sigterm", "sigkill"])
+def test_no_process_of_ours_survives(project, survivors, how):
+    """While the server runs there is one with our marker; however the session ends, soon there is none."""
+    args = ["--kv-record=missing" if how != "failure" else "--kv-serve-arg=--no-such-flag", "--kv-profile=smoke", "--kv-budget=1s"]
+    if how == "failure":
+        args.append("--kv-record=missing")
+    process = subprocess.Popen(project.command(*args), cwd=project.folder, env=project.environment, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+    group = wait_for(lambda: {os.getpgid(p) for p in survivors() if alive(p)})
+    if how in ("ctrl-c", "sigterm", "sigkill"):
+        time.sleep(2)
+        process.send_signal({"ctrl-c": signal.SIGINT, "sigterm": signal.SIGTERM, "sigkill": signal.SIGKILL}[how])
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == {"normal end": 1, "failure": 1, "ctrl-c": 2, "sigterm": 2, "sigkill": -9}[how], printed
+    wait_for(lambda: not survivors() and not any(group_alive(g) for g in group))
+    if how == "failure":
+        assert "does not know the option --no-such-flag" in printed
+        assert "Traceback" not in printed.split("kv cache verdicts")[1].split("tail")[0]
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def group_alive(pgid):
+    try:
+        os.killpg(pgid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_for(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "did not happen in time"
+        time.sleep(0.1)
+    return found
+
+
+def test_a_port_that_is_taken_is_named(project):
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = project.run("--kv-record=missing", f"--kv-serve-arg=--port={port}")
+    assert result.code == 1
+    assert str(port) in result.out
+    assert f"pid {os.getpid()}" in result.out
+    assert set(result.verdicts.values()) == {"invalid"}
+
+
+def test_an_engine_that_is_never_ready_says_so_with_its_log(project):
+    result = project.run("--kv-record=missing", "-o", "kv_start_timeout=1s")
+    assert result.code == 1
+    assert set(result.verdicts.values()) == {"invalid"}
+    assert "not ready" in result.out or "never ready" in result.out, result.out
+
+
+def test_the_suites_of_the_repository_run_for_real(tmp_path, project):
+    """The main job in a form that fits CI: the smallest profile of `suites/`, recorded and then reported against."""
+    suites = tmp_path / "suites"
+    shutil.copytree(REPO / "suites", suites)
+    first = project.run(str(suites), "--kv-profile=smoke", "--kv-record=missing")
+    assert first.code == 0, first.out
+    second = project.run(str(suites), "--kv-profile=smoke")
+    assert second.code == 0, second.out
+    assert set(second.verdicts.values()) == {"inconclusive"}
+    assert all(v["value"] and v["baseline"] for v in second.run["verdicts"])
