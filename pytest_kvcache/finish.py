@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,10 @@ def finish(session: KvSession, verdicts: list[dict[str, Any]], *, exit_code: int
         except UserError as e:
             notes.append(("invalid", str(e)))
             failed = True
+        except Exception as e:  # a fault of ours must not cost the user the measurements
+            (session.scratch / "error.log").write_text(traceback.format_exc())
+            notes.append(("invalid", f"internal error while writing the report: {e!r} (traceback in {session.scratch / 'error.log'})"))
+            failed = True
     if failed:
         notes.append(("inconclusive", f"nothing is lost: what was measured is kept in {session.scratch}"))
     elif blocks and not complete:
@@ -58,7 +63,13 @@ def _write(session: KvSession, target: Path, run: dict[str, Any], blocks: list[d
 
 
 def run_document(
-    session: KvSession, blocks: list[dict[str, Any]], verdicts: list[dict[str, Any]], *, complete: bool, interrupted: str | None, exit_code: int
+    session: KvSession,
+    blocks: list[dict[str, Any]],
+    verdicts: list[dict[str, Any]],
+    *,
+    complete: bool,
+    interrupted: str | None,
+    exit_code: int,
 ) -> dict[str, Any]:
     """`run.json` without its columns: plan, environments, measurements, verdicts. Verdicts no test has read yet are included."""
     from . import __version__
@@ -70,9 +81,7 @@ def run_document(
         for row in session.rows(block):
             rows.setdefault((row["block"], row["key"]), row)
     kept = ("complete", "error", "server_start_s", "spent_s", "measurements")
-    traces = [
-        {"block": b["id"], **{k: t[k] for k in ("scenario", "arm", "run", "workload")}} for b in blocks for t in b["traces"]
-    ]
+    traces = [{"block": b["id"], **{k: t[k] for k in ("scenario", "arm", "run", "workload")}} for b in blocks for t in b["traces"]]
     return {
         "schema": "pytest-kvcache/run/1", "complete": complete, "interrupted": interrupted,
         "session": session.id, "started": session.started, "seconds": round(time.monotonic() - session.began, 1),

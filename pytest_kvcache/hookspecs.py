@@ -23,7 +23,7 @@ def pytest_kv_runner(config: pytest.Config, framework: str, model: str) -> Any:
 def pytest_kv_verdict(config: pytest.Config, record: dict[str, Any]) -> None:
     """Observe each verdict on the controller, JSON-plain as it stands in run.json::
 
-        @pytest.hookimpl(optionalhook=True)
-        def pytest_kv_verdict(config, record):
-            send_to_dashboard(record["key"], record["verdict"], record["value"])
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_kv_verdict(config, record):
+        send_to_dashboard(record["key"], record["verdict"], record["value"])
     """

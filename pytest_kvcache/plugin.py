@@ -137,6 +137,8 @@ class Conductor:
         if self._old_sigterm is not None:
             signal.signal(signal.SIGTERM, self._old_sigterm)
             self._old_sigterm = None
+        if self._session and not self.worker:
+            self._session.leave_nothing_empty()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -223,7 +225,9 @@ class Conductor:
         want = self._wanted(item)
         assert want is not None  # only measured tests have the fixture
         block = self.session.ensure(block_id(want))
-        share = sum(bool(w and block_id(w) == block_id(want) and w.scenario == want.scenario) for w in map(self._wanted, item.session.items))
+        share = sum(
+            bool(w and block_id(w) == block_id(want) and w.scenario == want.scenario) for w in map(self._wanted, item.session.items)
+        )
         item.stash[BILL] = block["spent_s"].get(str(want.scenario), 0.0) / max(share, 1)
         rows = [self.session.row(block, spec, item.nodeid) for spec in gate_specs(want, self.session.rule.margin)]
         item.stash[VERDICTS] = rows
@@ -276,13 +280,15 @@ class Conductor:
         rows = list(self.verdicts.values())
         if not rows and not self.notes:
             return
+        terminalreporter.ensure_newline()
         terminalreporter.section("kv cache verdicts")
         if rows:
             terminalreporter.write_line(terminal.headline(rows), bold=True)
         for colour, line in terminal.summary(rows):
             terminalreporter.write_line(line, **terminal.COLOURS.get(colour, {}))
-        if rows:
-            terminalreporter.write_line(self.session.chance(rows))
+        if judged := sum(r["p_seq"] is not None for r in rows):
+            expected = self.session.expected_false_alarms(rows)
+            terminalreporter.write_line(f"false alarms to expect by chance in {judged} judged gate(s): below {expected:.3f}")
         for colour, line in self.notes:
             terminalreporter.write_line(line, **terminal.COLOURS.get(colour, {}))
 

@@ -6,10 +6,12 @@ the controller alone writes baselines and reports.
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import hashlib
 import json
 import os
+import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .core import baseline as stored
-from .core.gate import IMPROVEMENT, INVALID, MISMATCH, NO_BASELINE, REGRESSION, Rule, fails, false_alarms, rule_for
+from .core.gate import IMPROVEMENT, INVALID, MISMATCH, NO_BASELINE, REGRESSION, Rule, Verdict, fails, false_alarms, rule_for
 from .core.metrics import find_metric
 from .core.plan import Block, Cost, GateSpec, cost, make_plan, runs_range
 from .core.spec import UserError
@@ -121,7 +123,7 @@ class KvSession:
         from .harness.device import lease
         from .harness.files import write_json
 
-        empty = {"id": block.id, "complete": True, "server_start_s": [], "spent_s": {}, "measurements": [], "traces": []}
+        empty: dict[str, Any] = {"id": block.id, "complete": True, "server_start_s": [], "spent_s": {}, "measurements": [], "traces": []}
         try:
             with lease(self._device(), say=self.say):
                 return self._meter(block, path).measure()  # type: ignore[no-any-return]
@@ -219,9 +221,7 @@ class KvSession:
             if verdict["verdict"] != NO_BASELINE or verdict["reason"] or len(runs) < self.rule.record_runs:
                 continue
             values = tuple((m["metrics"][metric], m["requests"], m["failed"]) for m in runs[: self.rule.record_runs])
-            recordings.append(
-                stored.Recording(key=key, metric=find_metric(metric), workload=workloads[scenario], runs=values)
-            )
+            recordings.append(stored.Recording(key=key, metric=find_metric(metric), workload=workloads[scenario], runs=values))
         return recordings
 
     # -- verdicts as rows: what tests, terminal, JUnit and report show --------------------------------------------
@@ -229,9 +229,7 @@ class KvSession:
     def row(self, block: dict[str, Any], spec: GateSpec, test: str) -> dict[str, Any]:
         """One gate's verdict with everything that explains it, JSON-plain (schema: run.schema.json)."""
         metric, found, s = find_metric(spec.metric), dict(block["verdicts"][spec.key]), self.settings
-        failed = fails(
-            found["verdict"], found["reason"], profile=s.profile, strict=s.strict, recording=bool(s.record)
-        )
+        failed = fails(found["verdict"], found["reason"], profile=s.profile, strict=s.strict, recording=bool(s.record))
         regressed = found["verdict"] == REGRESSION
         return found | {
             "key": spec.key, "test": test, "block": block["id"], "family": spec.family, "scenario": spec.scenario,
@@ -275,17 +273,13 @@ class KvSession:
     def expected_false_alarms(self, rows: Sequence[dict[str, Any]]) -> float:
         return false_alarms(sum(r["p_seq"] is not None for r in rows))
 
-    def chance(self, rows: Sequence[dict[str, Any]]) -> str:
-        """How many of the regressions chance alone could have made."""
-        judged = sum(r["p_seq"] is not None for r in rows)
-        return f"false alarms to expect by chance in {judged} judged gate(s): below {self.expected_false_alarms(rows) or 0.001:.3f}"
+    def leave_nothing_empty(self) -> None:
+        """Remove the scratch folder of a session that measured nothing (after a usage error, say)."""
+        if not (self.scratch / "blocks").exists() and not (self.scratch / "error.log").exists():
+            shutil.rmtree(self.scratch, ignore_errors=True)
 
 
 def _error_verdict(error: str, margin: float) -> dict[str, Any]:
-    import dataclasses
-
-    from .core.gate import INVALID, Verdict
-
     return dataclasses.asdict(Verdict(verdict=INVALID, reason=error, margin=margin))
 
 

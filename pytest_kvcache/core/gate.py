@@ -134,7 +134,9 @@ def _check(base: Base, new: Sequence[Any], *, better: str, margin: float, unit: 
     if problem := _invalid_values(new, "a measured value"):
         return Verdict(verdict=INVALID, reason=problem)
     if base.missing or not base.runs:
-        return Verdict(verdict=NO_BASELINE, reason=base.missing or "no baseline is stored for this gate", runs=tuple(new), value=geometric_mean(new))
+        return Verdict(
+            verdict=NO_BASELINE, reason=base.missing or "no baseline is stored for this gate", runs=tuple(new), value=geometric_mean(new)
+        )
     if problem := _invalid_values(base.runs, "a baseline value"):
         return Verdict(verdict=INVALID, reason=problem)
     for what, stored, measured in (("unit", base.unit, unit), ("definition", base.definition, definition)):

@@ -58,6 +58,10 @@ def _per_second(count: Callable[[RequestRecord], int | None]) -> Callable[[Trace
     return total
 
 
+def _all_tokens(r: RequestRecord) -> int | None:
+    return None if r.input_tokens is None or r.output_tokens is None else r.input_tokens + r.output_tokens
+
+
 METRICS: dict[str, Metric] = {
     m.name: m
     for m in (
@@ -67,7 +71,7 @@ METRICS: dict[str, Metric] = {
         Metric("output_tok_s", "tok/s", "higher", "output_tok_s.v1 = output tokens / (last token - first send)",
                total=_per_second(lambda r: r.output_tokens)),
         Metric("total_tok_s", "tok/s", "higher", "total_tok_s.v1 = (input + output tokens) / (last token - first send)",
-               total=_per_second(lambda r: None if r.input_tokens is None or r.output_tokens is None else r.input_tokens + r.output_tokens)),
+               total=_per_second(_all_tokens)),
         Metric("req_s", "req/s", "higher", "req_s.v1 = answered requests / (last token - first send)", total=_per_second(lambda r: 1)),
     )
 }  # fmt: skip

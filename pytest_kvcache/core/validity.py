@@ -8,6 +8,15 @@ from typing import Any
 
 from .record import OK, Trace
 
+
+class Spoiled(Exception):
+    """The machine, not the engine, made a window worthless; the message says how, `seen` is what the watch saw."""
+
+    def __init__(self, problem: str, seen: Mapping[str, Any]) -> None:
+        super().__init__(problem)
+        self.seen = dict(seen)
+
+
 MAX_FOREIGN_CORES = 0.3
 MAX_STEAL_CORES = 0.3
 
@@ -32,10 +41,7 @@ def load_problem(
     foreign, steal = seen.get("foreign_cores"), seen.get("steal_cores")
     if _exceeds(foreign, max_foreign_cores):
         names = ", ".join(_named(p) for p in seen.get("foreign", ()))
-        problems.append(
-            f"other processes used {foreign:.2f}{of_cores} (allowed {max_foreign_cores:g})"
-            + (f": {names}" if names else "")
-        )
+        problems.append(f"other processes used {foreign:.2f}{of_cores} (allowed {max_foreign_cores:g})" + (f": {names}" if names else ""))
     if _exceeds(steal, max_steal_cores):
         problems.append(f"the hypervisor took {steal:.2f}{of_cores} (allowed {max_steal_cores:g})")
     return "; ".join(problems) or None

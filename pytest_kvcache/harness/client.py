@@ -6,7 +6,6 @@ space after the colon is dropped, comments are skipped, `data` lines of one even
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Callable
@@ -68,6 +67,15 @@ class BadStream(Exception):
         self.outcome = outcome
 
 
+def _as(kind: type[Any], value: Any) -> Any:
+    """The value when it is of that kind, else an empty one: a server may send anything."""
+    return value if isinstance(value, kind) else kind()
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
 def decode(events: list[tuple[float, bytes]], asked: Request) -> dict[str, Any]:
     """What the timed payloads of one answer say, as fields of a RequestRecord; BadStream when it is no whole answer.
 
@@ -88,10 +96,10 @@ def decode(events: list[tuple[float, bytes]], asked: Request) -> dict[str, Any]:
             raise BadStream("bad_json", f"an event is no object: {payload[:BODY_KEPT].decode(errors='replace')}")
         if event.get("error"):
             raise BadStream("stream_error", str(event["error"])[:BODY_KEPT])
-        usage = event.get("usage") or usage
-        for choice in event.get("choices") or ():
-            finish = choice.get("finish_reason") or finish
-            if choice.get("text"):
+        usage = _as(dict, event.get("usage")) or usage
+        for choice in _as(list, event.get("choices")):
+            finish = _as(dict, choice).get("finish_reason") or finish
+            if _as(dict, choice).get("text"):
                 times.append(at)
     return _answer(times, usage, finish, done, asked)
 
@@ -104,11 +112,11 @@ def _answer(times: list[float], usage: dict[str, Any], finish: str | None, done:
         raise BadStream("truncated_stream", f"ended after {len(times)} token events without finish_reason or [DONE]")
     if not times:
         raise BadStream("empty_output", "no token event in the whole answer")
-    n = usage.get("completion_tokens")
+    n = _count(usage.get("completion_tokens"))
     if n is not None and n < asked.osl:
         raise BadStream("short_output", f"{n} output tokens of {asked.osl} asked for")
     first, last = times[0], times[-1]
-    return {"first_s": first, "last_s": last, "events": len(times), "output_tokens": n, "input_tokens": usage.get("prompt_tokens")}
+    return {"first_s": first, "last_s": last, "events": len(times), "output_tokens": n, "input_tokens": _count(usage.get("prompt_tokens"))}
 
 
 Body = Callable[[str, str, int], dict[str, Any]]
@@ -159,7 +167,7 @@ class Client:
             found = decode(events, request)
         except BadStream as e:
             found = {"outcome": e.outcome, "error": str(e)}
-        except (asyncio.TimeoutError, TimeoutError):
+        except TimeoutError:
             found = {"outcome": "stall_timeout", "error": f"nothing for {IDLE_TIMEOUT_S:.0f} s after {len(events)} events"}
         except (aiohttp.ClientError, OSError) as e:
             found = {"outcome": "connection_reset", "error": f"{type(e).__name__}: {e}"[:BODY_KEPT]}

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..core.record import RequestRecord, Trace
 from ..core.spec import Arm, ClosedLoop, Framework, Gpu, Launch, Model, UserError, json_hash
+from ..core.validity import Spoiled, load_problem
 from ..core.workload import Request, make_requests, single_token_words, workload_hash
 from . import loadgen, weights
 from .client import Client
@@ -19,6 +21,10 @@ from .device import LoadWatch
 from .environment import fingerprint
 from .server import Server, serve
 
+T = TypeVar("T")
+QUIET_S = 1.0  # how long the machine must be quiet before a server is started
+QUIET_PATIENCE_S = 15.0
+GLANCE_S = 3.0  # while measuring, the machine is looked at this often; spoiled twice in a row ends the window
 START_TIMEOUT_S = {"cpu": 180.0, "gpu": 900.0}
 
 
@@ -85,6 +91,24 @@ class EngineRunner:
         found["identity"] |= {**self.weights.identity, **asked}
         return found
 
+    def _wait_for_quiet(self) -> None:
+        """Start nothing while others use the processors; Spoiled when that does not end soon.
+
+        An engine whose threads wait for each other runs many times slower beside one busy process: starting it would
+        take minutes and prove nothing.
+        """
+        give_up, told = time.monotonic() + QUIET_PATIENCE_S, False
+        while True:
+            with LoadWatch() as watch:
+                time.sleep(QUIET_S)
+            if not (problem := load_problem(watch.seen)):
+                return
+            if not told:
+                self.say(f"  waiting for the machine to be quiet: {problem}")
+                told = True
+            if time.monotonic() > give_up:
+                raise Spoiled(problem, watch.seen)
+
     def _env(self) -> dict[str, str]:
         offline = {"HF_HUB_OFFLINE": "1"} if self.weights.local else {}
         return dict(os.environ) | dict(self.spec.framework.env) | offline
@@ -96,6 +120,7 @@ class EngineRunner:
     def start(self, arm: Arm, run: int, attempt: int) -> Iterator[RunningEngine]:
         """One fresh server, stopped with its whole process tree on leaving."""
         log = self.logs / f"server-{arm.name}-run{run}{f'-attempt{attempt}' if attempt > 1 else ''}.log"
+        self._wait_for_quiet()
         timeout_s = self.spec.start_timeout_s or START_TIMEOUT_S[self.spec.gpu.kind]
         with serve(
             self.spec.framework, self.launch(arm), log=log, env=self._env(), timeout_s=timeout_s, session_id=self.session_id, say=self.say
@@ -118,7 +143,7 @@ class RunningEngine:
 
     def measure(self, scenario: ClosedLoop) -> Trace:
         """Warm up with the scenario's own shape, then measure its requests; the same requests in every run."""
-        records, load, extra = asyncio.run(self._measure(scenario))
+        records, load, extra = asyncio.run(self._unless_spoiled(self._measure(scenario)))
         return Trace(
             scenario=str(scenario), arm=self.arm.name, run=self.run, workload=self.runner.workload(scenario),
             isl=scenario.isl, osl=scenario.osl, records=tuple(records), load=load | {"extra_tokens": extra},
@@ -136,11 +161,25 @@ class RunningEngine:
                 records = await loadgen.drive(client, requests, scenario.concurrency)
             return records, watch.seen, extra
 
+    async def _unless_spoiled(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, given up with Spoiled when other processes take the machine meanwhile."""
+        task, problems = asyncio.ensure_future(work), 0
+        try:
+            while not task.done():
+                with LoadWatch(own=self.server.pids) as glance:
+                    await asyncio.wait((task,), timeout=GLANCE_S)
+                problem = load_problem(glance.seen) if not task.done() else None
+                problems = problems + 1 if problem else 0
+                if problem and problems > 1:
+                    raise Spoiled(problem, glance.seen)
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
 
 def _shortened(requests: tuple[Request, ...], extra: int) -> tuple[Request, ...]:
     """The same requests with `extra` words fewer: the server adds that many tokens itself."""
     if not extra:
         return requests
-    return tuple(
-        Request(index=r.index, prompt=" " + " ".join(r.prompt.split()[: r.isl - extra]), isl=r.isl, osl=r.osl) for r in requests
-    )
+    return tuple(Request(index=r.index, prompt=" " + " ".join(r.prompt.split()[: r.isl - extra]), isl=r.isl, osl=r.osl) for r in requests)

@@ -53,4 +53,3 @@ async def drive(client: Client, requests: tuple[Request, ...], concurrency: int)
         return await closed_loop(client, requests, concurrency)
     finally:
         gc.enable()
-

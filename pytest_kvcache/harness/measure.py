@@ -14,7 +14,7 @@ from ..core.metrics import find_metric, measure
 from ..core.plan import Block, GateSpec, Task
 from ..core.record import OK, Trace, to_plain
 from ..core.spec import Arm, ClosedLoop, UserError
-from ..core.validity import trace_problem
+from ..core.validity import Spoiled, trace_problem
 
 ATTEMPTS = 2  # a window that the machine spoiled is measured once more, on another fresh start
 
@@ -84,7 +84,9 @@ def settle(gate: GateSpec, progress: Progress, orders: Orders, *, final: bool) -
     values, metric = progress.values(gate), find_metric(gate.metric)
     need, base = orders.needs[gate.key], orders.bases[gate.key]
     if any(v is None for v in values):
-        return Verdict(verdict=INVALID, reason=f"{gate.metric} is missing from {values.count(None)} of {len(values)} runs", margin=gate.margin)
+        return Verdict(
+            verdict=INVALID, reason=f"{gate.metric} is missing from {values.count(None)} of {len(values)} runs", margin=gate.margin
+        )
     if need == "record":
         return _recorded(gate, values, orders.rule, final=final)
     if need == "report" and (values or final):
@@ -180,27 +182,43 @@ class BlockMeter:
 
     def _one_start(self, arm: Arm, run: int, attempt: int, tasks: list[Task]) -> list[Task]:
         """Measure `tasks` on one fresh server; those that the machine spoiled and that may be tried again."""
-        began, again = time.monotonic(), []
-        with self.runner.start(arm, run, attempt) as server:
-            self.progress.server_start_s.append(round(server.start_s, 3))
-            for task in tasks:
-                problem = self._one_scenario(server, arm, run, task.scenario)
-                if problem and problem[1] and attempt < ATTEMPTS:
-                    self.say(f"  {task.scenario} does not count and is measured once more: {problem[0]}")
-                    again.append(task)
-                elif problem:
-                    self.progress.broken[str(task.scenario), arm.name] = problem[0]
-                self.save(self.progress.plain())
+        began, problems = time.monotonic(), {}
+        try:
+            with self.runner.start(arm, run, attempt) as server:
+                self.progress.server_start_s.append(round(server.start_s, 3))
+                for task in tasks:
+                    problems[task] = self._one_scenario(server, arm, run, task.scenario)
+                    self.save(self.progress.plain())
+        except Spoiled as e:  # before anything was measured
+            problems = dict.fromkeys(tasks, (str(e), True))
         share = (time.monotonic() - began) / len(tasks)
         for task in tasks:
             name = str(task.scenario)
             self.progress.spent_s[name] = round(self.progress.spent_s.get(name, 0.0) + share, 3)
+        return self._again(arm, attempt, problems)
+
+    def _again(self, arm: Arm, attempt: int, problems: Mapping[Task, tuple[str, bool] | None]) -> list[Task]:
+        """Tasks to measure once more: spoiled by the machine, first attempt. Every other problem breaks the scenario."""
+        again = []
+        for task, problem in problems.items():
+            if problem and problem[1] and attempt < ATTEMPTS:
+                self.say(f"  {task.scenario} does not count and is measured once more: {problem[0]}")
+                again.append(task)
+            elif problem:
+                self.progress.broken[str(task.scenario), arm.name] = problem[0]
         return again
 
     def _one_scenario(self, server: Running, arm: Arm, run: int, scenario: ClosedLoop) -> tuple[str, bool] | None:
-        trace = server.measure(scenario)
-        metrics, problem = measure(trace), trace_problem(trace)
-        failed = sum(r.outcome != OK for r in trace.records)
+        try:
+            trace = server.measure(scenario)
+        except Spoiled as e:
+            problem: tuple[str, bool] | None = (str(e), True)
+            trace = Trace(
+                scenario=str(scenario), arm=arm.name, run=run, workload="", isl=scenario.isl, osl=scenario.osl, records=(), load=e.seen
+            )
+        else:
+            problem = trace_problem(trace)
+        metrics, failed = measure(trace), sum(r.outcome != OK for r in trace.records)
         self.progress.traces.append(to_plain(trace))
         self.progress.measurements.append({
             "scenario": str(scenario), "arm": arm.name, "run": run, "valid": problem is None,
@@ -239,4 +257,3 @@ def clock(seconds: float) -> str:
     if whole < 60:
         return f"{whole} s"
     return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
-

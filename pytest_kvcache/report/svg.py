@@ -53,9 +53,7 @@ def group(title: str, parts: Iterable[str]) -> str:
     return f"<g><title>{escape(title)}</title>{''.join(parts)}</g>"
 
 
-def picture(
-    ident: str, width: float, height: float, *, title: str, desc: str, parts: Iterable[str], kind: str, extra: str = ""
-) -> str:
+def picture(ident: str, width: float, height: float, *, title: str, desc: str, parts: Iterable[str], kind: str, extra: str = "") -> str:
     """A whole figure, with a name and a description for those who do not see it. `ident` is unique on the page."""
     named = f'role="img" aria-labelledby="{ident}-t" aria-describedby="{ident}-d"'
     words = f'<title id="{ident}-t">{escape(title)}</title><desc id="{ident}-d">{escape(desc)}</desc>'

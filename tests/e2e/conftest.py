@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).parents[2]
-SUITE = '''
+SUITE = """
 import pytest
 from pytest_kvcache import ClosedLoop
 
 @pytest.mark.kv_gates("output_tok_s", "ttft_ms.p50", "tpot_ms.p50")
-@pytest.mark.parametrize("kv_scenario", [ClosedLoop(isl=64, osl=24, concurrency=2)], ids=str)
+@pytest.mark.parametrize("kv_scenario", [ClosedLoop(isl=64, osl=24, concurrency=2, profile="smoke")], ids=str)
 def test_small(kv_result, kv_gate):
     kv_gate(kv_result)
-'''
+"""
 PYTHON = os.environ.get("KV_E2E_PYTHON", sys.executable)  # the interpreter that has the engine
 
 
@@ -67,8 +67,15 @@ class Project:
     def run(self, *args, timeout=420):
         self.calls += 1
         out = self.folder / f"report{self.calls}"
-        done = subprocess.run(self.command(*args, f"--kv-report={out}"), cwd=self.folder, env=self.environment, capture_output=True,
-                              text=True, timeout=timeout, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            self.command(*args, f"--kv-report={out}"),
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            stdin=subprocess.DEVNULL,
+        )
         file = out / "run.json"
         return Result(done.returncode, done.stdout + done.stderr, json.loads(file.read_text()) if file.exists() else None)
 

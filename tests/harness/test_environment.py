@@ -133,9 +133,7 @@ def test_an_interpreter_is_asked_once_and_noise_on_its_output_is_ignored(tmp_pat
         ("exec sleep 5", "no answer in 0.3 s"),
     ],
 )
-def test_an_interpreter_that_cannot_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str
-) -> None:
+def test_an_interpreter_that_cannot_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str) -> None:
     monkeypatch.setattr(environment, "ASK_TIMEOUT_S", 0.3)
     python = script(tmp_path / "python", text + "\n")
     with pytest.raises(UserError) as caught:

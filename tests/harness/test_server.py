@@ -189,7 +189,7 @@ def test_never_ready(start: Start, monkeypatch: pytest.MonkeyPatch, options: lis
 def test_refused_token_is_told_before_the_timeout(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ready, "REFUSED_S", 0.5)
     framework = dataclasses.replace(fake(), body=lambda model, prompt, osl: body("unknown", prompt, osl))
-    with pytest.raises(ServerError, match="refuses a one-token request; .* 404: .*'unknown'"), start(framework):
+    with pytest.raises(ServerError, match=r"refuses a one-token request; .* 404: .*'unknown'"), start(framework):
         pass
 
 

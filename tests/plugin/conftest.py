@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 HERE = pathlib.Path(__file__).parent
-SUITE = '''
+SUITE = """
 import pytest
 from pytest_kvcache import ClosedLoop, Gate
 
@@ -21,8 +21,8 @@ GRID = [ClosedLoop(isl=64, osl=16, concurrency=c) for c in (1, 2, 4)]
 @pytest.mark.parametrize("kv_scenario", GRID, ids=str)
 def test_fixed_length(kv_result, kv_gate):
     kv_gate(kv_result)
-'''
-OTHER = '''
+"""
+OTHER = """
 import pytest
 from pytest_kvcache import ClosedLoop
 
@@ -33,7 +33,7 @@ def test_streaming(kv_result, kv_gate):
 
 def test_plain():
     pass
-'''
+"""
 
 
 @dataclass
@@ -61,14 +61,27 @@ class Project:
     env: dict = field(default_factory=dict)
 
     def command(self, *args):
-        return [sys.executable, "-m", "pytest", "-p", "no:cacheprovider" if "--lf" not in args and "--keep" not in args else "no:doctest",
-                "-p", "no:randomly" if "randomly" not in args else "randomly", "--kv-gpu=cpu",
-                *[a for a in args if a not in ("--keep", "randomly", "-p")]]
+        return [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider" if "--lf" not in args and "--keep" not in args else "no:doctest",
+            "-p",
+            "no:randomly" if "randomly" not in args else "randomly",
+            "--kv-gpu=cpu",
+            *[a for a in args if a not in ("--keep", "randomly", "-p")],
+        ]
 
     def environment(self, told):
         env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "KV_"))}
-        env |= {"KV_FAKE_LOG": str(self.folder / "starts.log"), "KV_LOCK_DIR": str(self.folder / "locks"), "COLUMNS": "200",
-                "TMPDIR": str(self.folder / "tmp"), "PYTHONDONTWRITEBYTECODE": "1"}
+        env |= {
+            "KV_FAKE_LOG": str(self.folder / "starts.log"),
+            "KV_LOCK_DIR": str(self.folder / "locks"),
+            "COLUMNS": "200",
+            "TMPDIR": str(self.folder / "tmp"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         return env | {f"KV_FAKE_{k.upper()}": json.dumps(v) for k, v in told.items()}
 
     def run(self, *args, report=True, **told):
@@ -79,13 +92,21 @@ class Project:
         log.unlink(missing_ok=True)
         extra = [f"--kv-report={out}"] if report else []
         done = subprocess.run(
-            self.command(*args, *extra, f"--junitxml={xml}"), cwd=self.folder, env=self.environment(told),
-            capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
+            self.command(*args, *extra, f"--junitxml={xml}"),
+            cwd=self.folder,
+            env=self.environment(told),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            stdin=subprocess.DEVNULL,
         )
         run = json.loads((out / "run.json").read_text()) if (out / "run.json").exists() else None
         return Result(
-            code=done.returncode, out=done.stdout + done.stderr, log=log.read_text().splitlines() if log.exists() else [],
-            verdicts={v["key"]: v["verdict"] for v in run["verdicts"]} if run else {}, run=run,
+            code=done.returncode,
+            out=done.stdout + done.stderr,
+            log=log.read_text().splitlines() if log.exists() else [],
+            verdicts={v["key"]: v["verdict"] for v in run["verdicts"]} if run else {},
+            run=run,
             junit=ElementTree.parse(xml).getroot() if xml.exists() else None,
         )
 

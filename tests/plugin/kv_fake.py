@@ -5,12 +5,12 @@ import json
 import os
 import pathlib
 import random
-import signal
 import time
 
 import pytest
 
 from pytest_kvcache.core.record import RequestRecord, Trace
+from pytest_kvcache.core.validity import Spoiled
 
 LOG = pathlib.Path(os.environ["KV_FAKE_LOG"])
 
@@ -28,9 +28,8 @@ class Running:
     def measure(self, scenario):
         with LOG.open("a") as f:
             f.write(f"measure {scenario} run{self.run} attempt{self.attempt} pid{os.getpid()}\n")
-        if self.run == told("INTERRUPT_AT"):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(5)
+        if told("SPOILED") == "measure" and self.attempt <= told("BUSY_ATTEMPTS", 2):
+            raise Spoiled("other processes used 0.99 of 2 cores (allowed 0.3): pid 4711 python burn.py 0.99", {"foreign_cores": 0.99})
         time.sleep(told("SLEEP", 0.0))
         noise = random.Random(f"{scenario}|{self.run}|{told('SEED', 0)}").gauss(0, told("CV", 0.02))
         factor = (1 + noise) * (told("SLOW", {}).get(str(scenario), 1.0)) * told("ALL_SLOW", 1.0)
@@ -40,17 +39,33 @@ class Running:
             first = now + ttft
             last = first + tpot * (osl - 1)
             bad = i < told("FAILED", 0)
-            records.append(RequestRecord(
-                index=i, sent_s=now, first_s=first, last_s=last, end_s=last, input_tokens=scenario.isl,
-                output_tokens=osl, events=osl, outcome="http_status" if bad else "ok", error="HTTP 500" if bad else "",
-            ))
+            records.append(
+                RequestRecord(
+                    index=i,
+                    sent_s=now,
+                    first_s=first,
+                    last_s=last,
+                    end_s=last,
+                    input_tokens=scenario.isl,
+                    output_tokens=osl,
+                    events=osl,
+                    outcome="http_status" if bad else "ok",
+                    error="HTTP 500" if bad else "",
+                )
+            )
             now = last
         load = {"cores": 2, "foreign_cores": 0.01, "steal_cores": 0.0, "client_cores": 0.05, "foreign": []}
         if self.run in told("BUSY_RUNS", []) and self.attempt <= told("BUSY_ATTEMPTS", 2):
             load |= {"foreign_cores": 0.97, "foreign": [{"pid": 4711, "name": "python", "cmdline": "python burn.py", "cores": 0.97}]}
         return Trace(
-            scenario=str(scenario), arm=self.arm.name, run=self.run, workload=str(scenario), isl=scenario.isl, osl=osl,
-            records=tuple(records), load=load,
+            scenario=str(scenario),
+            arm=self.arm.name,
+            run=self.run,
+            workload=str(scenario),
+            isl=scenario.isl,
+            osl=osl,
+            records=tuple(records),
+            load=load,
         )
 
 
@@ -70,6 +85,8 @@ class Runner:
             f.write(f"start run{run} attempt{attempt} t{time.monotonic()}\n")
         if told("DIES"):
             raise UserError("engine died at start (exit code 1): out of memory\n  last line of its log")
+        if told("SPOILED") == "start" and attempt <= told("BUSY_ATTEMPTS", 2):
+            raise Spoiled("other processes used 0.99 of 2 cores (allowed 0.3): pid 4711 python burn.py 0.99", {"foreign_cores": 0.99})
         yield Running(arm, run, attempt)
         with LOG.open("a") as f:
             f.write(f"stop run{run} t{time.monotonic()}\n")

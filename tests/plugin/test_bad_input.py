@@ -37,13 +37,19 @@ def test_wrong_option(kv_project, args, words):
     for word in words:
         assert word in line
     assert result.log == []
+    assert list((kv_project.folder / "tmp").iterdir()) == [], "a session that measured nothing leaves nothing"
 
 
 def test_options_need_a_device(kv_project):
     import subprocess
 
-    done = subprocess.run([sys.executable, "-m", "pytest", "--kv-record=missing"], cwd=kv_project.folder,
-                          env=kv_project.environment({}), capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--kv-record=missing"],
+        cwd=kv_project.folder,
+        env=kv_project.environment({}),
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == USAGE
     assert "--kv-record needs a device: add --kv-gpu=NAME" in done.stderr
 
@@ -131,7 +137,9 @@ def test_a_full_disk_while_recording_leaves_the_old_baseline_and_fails(recorded,
     before = recorded.baseline.read_bytes()
     conftest = recorded.folder / "conftest.py"
     # The write itself fails as on a full disk: the temporary file's descriptor is /dev/full.
-    conftest.write_text(conftest.read_text() + f"""
+    conftest.write_text(
+        conftest.read_text()
+        + f"""
 import os, tempfile
 real = tempfile.mkstemp
 def full(*a, **k):
@@ -140,7 +148,8 @@ def full(*a, **k):
         os.close(fd); fd = os.open("/dev/full", os.O_WRONLY)
     return fd, name
 tempfile.mkstemp = full
-""")
+"""
+    )
     result = recorded.run("--kv-record=all", seed=3)
     assert result.code == 1, result.out
     assert "No space left on device" in result.out

@@ -26,8 +26,10 @@ def test_a_slower_engine_fails_at_the_third_run_and_names_what_changed(recorded)
     result = recorded.run(seed=1, slow={"isl64-osl16-c2": 1.5}, version="2.0")
     assert result.code == 1
     bad = {k for k, v in result.verdicts.items() if v == "regression"}
-    assert bad == {f"{f}/isl64-osl16-c2/base/{m}" for f, m in (
-        ("fixed_length", "output_tok_s"), ("fixed_length", "tpot_ms.p50"), ("streaming", "ttft_ms.p50"))}
+    assert bad == {
+        f"{f}/isl64-osl16-c2/base/{m}"
+        for f, m in (("fixed_length", "output_tok_s"), ("fixed_length", "tpot_ms.p50"), ("streaming", "ttft_ms.p50"))
+    }
     assert "changed since the baseline: dist:engine: 1.0 -> 2.0" in result.out
     assert "moved with it: isl64-osl16-c2/base/tpot_ms.p50" in result.out
     assert len(result.starts) == 3
@@ -144,3 +146,20 @@ def test_a_spent_budget_stops_new_runs_and_says_so(recorded):
     assert len(result.starts) == 1
     assert set(result.verdicts.values()) == {"inconclusive"}
     assert "the time budget is spent" in result.out
+
+
+@pytest.mark.parametrize("when", ["start", "measure"])
+def test_a_machine_that_is_never_quiet_is_invalid(recorded, when):
+    result = recorded.run("-k", "fixed", spoiled=when)
+    assert result.code == 1
+    assert set(result.verdicts.values()) == {"invalid"}
+    assert "pid 4711 python burn.py" in result.out
+    assert len(result.starts) == 2, "one more attempt, then it is said"
+
+
+@pytest.mark.parametrize("when", ["start", "measure"])
+def test_a_machine_that_becomes_quiet_is_measured(recorded, when):
+    result = recorded.run("-k", "fixed", spoiled=when, busy_attempts=1, seed=1)
+    assert result.code == 0, result.out
+    assert set(result.verdicts.values()) == {"pass"}
+    assert len(result.starts) == 6

@@ -1,6 +1,7 @@
 """However pytest is run, the same data give the same verdicts, each block is measured once, and nothing is left."""
 
 import fcntl
+import itertools
 import json
 import os
 import signal
@@ -54,8 +55,12 @@ def test_stopping_at_the_first_failure_still_records_what_was_found(recorded):
 
 
 def test_workers_never_measure_at_the_same_time(recorded):
-    (recorded.folder / "test_two.py").write_text((recorded.folder / "test_fixed.py").read_text().replace(
-        "concurrency=c)", "concurrency=c, arms=(Arm(name='b', block_size=c),))").replace("ClosedLoop, Gate", "Arm, ClosedLoop"))
+    (recorded.folder / "test_two.py").write_text(
+        (recorded.folder / "test_fixed.py")
+        .read_text()
+        .replace("concurrency=c)", "concurrency=c, arms=(Arm(name='b', block_size=c),))")
+        .replace("ClosedLoop, Gate", "Arm, ClosedLoop")
+    )
     result = recorded.run("-n", "3", "--kv-record=missing", sleep=0.05)
     times = [(line.split()[0], float(line.rsplit("t", 1)[1])) for line in result.log if line.startswith(("start", "stop"))]
     assert [kind for kind, _ in sorted(times, key=lambda e: e[1])] == ["start", "stop"] * (len(times) // 2)
@@ -116,8 +121,12 @@ def test_an_interrupt_keeps_what_was_measured_marked_incomplete_and_records_noth
     before = recorded.baseline.read_bytes()
     out = recorded.folder / "out"
     process = subprocess.Popen(
-        recorded.command("--kv-record=all", f"--kv-report={out}"), cwd=recorded.folder,
-        env=recorded.environment({"sleep": 0.4}), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        recorded.command("--kv-record=all", f"--kv-report={out}"),
+        cwd=recorded.folder,
+        env=recorded.environment({"sleep": 0.4}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     log = recorded.folder / "starts.log"
@@ -147,7 +156,7 @@ def test_two_sessions_take_turns_on_one_device(recorded):
     assert [p.returncode for p in both] == [0, 0], printed
     owners = [line.rsplit("pid", 1)[1] for line in log.read_text().splitlines() if line.startswith("measure")]
     assert len(owners) == 6
-    assert sum(a != b for a, b in zip(owners, owners[1:], strict=False)) == 1, owners
+    assert sum(a != b for a, b in itertools.pairwise(owners)) == 1, owners
     assert any("waiting for device cpu: pid" in text for text in printed)
 
 

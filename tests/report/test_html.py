@@ -134,13 +134,9 @@ def mixed() -> Plain:
         "inconclusive", **C4, change=-0.08, low=-0.19, high=0.05, value=113.2, runs=[105.0, 118.0, 117.0], more_runs=4,
         certifiable=0.19, reason="the interval reaches beyond the margin", cure="pytest suites --kv-profile=full",
     )  # fmt: skip
-    better = make_verdict(
-        "improvement", **C4 | TPOT, value=17.9, change=-0.234, low=-0.31, high=-0.17, runs=[17.6, 18.2, 17.9], cure=CURE
-    )
+    better = make_verdict("improvement", **C4 | TPOT, value=17.9, change=-0.234, low=-0.31, high=-0.17, runs=[17.6, 18.2, 17.9], cure=CURE)
     reuse = {"family": "prefix_reuse", "scenario": "isl512-osl32-c1"}
-    invalid = make_verdict(
-        "invalid", **reuse | TPOT | UNMEASURED, reason="other processes took 1.4 of 2 cores in run 2; 0.2 are allowed"
-    )
+    invalid = make_verdict("invalid", **reuse | TPOT | UNMEASURED, reason="other processes took 1.4 of 2 cores in run 2; 0.2 are allowed")
     absent = make_verdict(
         "no-baseline", **reuse, **UNCOMPARED, value=52.0, runs=[51.8, 52.3, 51.9],
         reason="no baseline is stored for this gate",
@@ -156,9 +152,7 @@ def forty() -> Plain:
     rng.shuffle(words)
     blocks = ["vllm/qwen3-4b-instruct-2507/base", "sglang/qwen3-4b-instruct-2507/base"]
     scenarios = [f"isl{isl}-osl128-c{c}" for isl in (512, 4096) for c in (1, 8, 32, 128, 256)]
-    verdicts = [
-        make_noisy(rng, w, i % 2, block=blocks[i // 20], scenario=scenarios[i // 2 % 10]) for i, w in enumerate(words)
-    ]
+    verdicts = [make_noisy(rng, w, i % 2, block=blocks[i // 20], scenario=scenarios[i // 2 % 10]) for i, w in enumerate(words)]
     return make_run(
         verdicts, gpu="h100-sxm", seconds=7830.0, exit_code=1,
         command="pytest --kv-gpu=h100 --kv-framework=vllm --kv-framework=sglang",
@@ -462,8 +456,7 @@ def test_extreme_values_do_not_break_the_pictures() -> None:
         (1.0, 1.0000000000000002, 1e-17),
     )
     verdicts = [
-        make_verdict("regression", value=v, baseline=b, change=c, low=c, high=c, runs=[v, v], baseline_runs=[b])
-        for v, b, c in wild
+        make_verdict("regression", value=v, baseline=b, change=c, low=c, high=c, runs=[v, v], baseline_runs=[b]) for v, b, c in wild
     ]
 
     assert Page(render(make_run(verdicts))).open == []

@@ -61,9 +61,7 @@ def test_interval(low: Any, high: Any, text: str) -> None:
     assert ascii_of(numbers.interval(low, high)) == text
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(0.8, "= 0.8"), (0.00012, "= 0.00012"), (1e-9, "< 0.0001"), (None, "none")]
-)
+@pytest.mark.parametrize(("value", "text"), [(0.8, "= 0.8"), (0.00012, "= 0.00012"), (1e-9, "< 0.0001"), (None, "none")])
 def test_probability(value: Any, text: str) -> None:
     assert ascii_of(numbers.probability(value)) == text
 
