@@ -9,6 +9,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from .core import baseline as stored
+from .core.gate import NO_BASELINE
+from .core.metrics import find_metric
 from .core.spec import UserError
 from .session import KvSession
 
@@ -24,7 +27,7 @@ def finish(session: KvSession, verdicts: list[dict[str, Any]], *, exit_code: int
     blocks = session.found()
     if session.settings.record and not interrupted:
         try:
-            notes += [("recorded", line) for line in session.record(session.started, __version__)]
+            notes += [("recorded", line) for line in record(session, blocks, __version__)]
         except UserError as e:
             notes.append(("invalid", str(e)))
             failed = True
@@ -49,6 +52,48 @@ def finish(session: KvSession, verdicts: list[dict[str, Any]], *, exit_code: int
     if target != session.scratch and not failed:
         shutil.rmtree(session.scratch, ignore_errors=True)
     return notes, failed
+
+
+def record(session: KvSession, blocks: list[dict[str, Any]], plugin: str) -> list[str]:
+    """Store this session's recorded runs; lines for the user. UserError when a file cannot be written.
+
+    Only whole, valid evidence is stored: gates whose runs were all made and none of them spoiled. The file is read anew
+    under a lock, so that two sessions that end together both keep their runs.
+    """
+    from .harness.baselines import load_baseline, locked, save_baseline
+
+    s, lines = session.settings, []
+    for block in blocks:
+        if not block["complete"] or block["error"] or not (recordings := _recordings(session, block)):
+            continue
+        framework, model, arms = block["id"].split("/", 2)
+        about = {"started": session.started, "plugin": plugin, "environment": block["environment"]}
+        with locked(s.baselines):
+            doc = load_baseline(s.baselines, s.gpu.key, framework, model)
+            name = f"{session.id}:{arms}"
+            merged = stored.merge(doc, recordings, session=name, about=about, now_iso=session.started, replace=s.record == "all")
+            path = save_baseline(s.baselines, merged)
+        lines.append(f"recorded {len(recordings)} gate(s) of {block['id']} in {path}")
+    return lines
+
+
+def _recordings(session: KvSession, block: dict[str, Any]) -> list[stored.Recording]:
+    found, wanted = [], session.rule.record_runs
+    workloads = {t["scenario"]: t["workload"] for t in block["traces"] if t["workload"]}
+    for key, verdict in block["verdicts"].items():
+        _, scenario, arm, metric = key.split("/")
+        runs = [m for m in block["measurements"] if m["valid"] and (m["scenario"], m["arm"]) == (scenario, arm)]
+        if verdict["verdict"] != NO_BASELINE or verdict["reason"] or len(runs) < wanted:
+            continue
+        rows = tuple(_run(m, metric) for m in runs[:wanted])
+        found.append(stored.Recording(key=key, metric=find_metric(metric), workload=workloads[scenario], runs=rows))
+    return found
+
+
+def _run(m: dict[str, Any], metric: str) -> dict[str, Any]:
+    """One run as a baseline stores it."""
+    canary = {} if m["canary_ms"] is None else {"canary_ms": m["canary_ms"]}
+    return {"value": m["metrics"][metric], "n": m["requests"], "failed": m["failed"]} | canary
 
 
 def _write(session: KvSession, target: Path, run: dict[str, Any], blocks: list[dict[str, Any]]) -> None:

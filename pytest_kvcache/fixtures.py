@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from .core.spec import ClosedLoop, Framework, Gpu, Model
+from .core.metrics import measure
+from .core.spec import ClosedLoop, Framework, Gpu, Model, UserError
+from .core.validity import Spoiled, trace_problem
 from .options import Settings
 from .report import terminal
 
 SETTINGS = pytest.StashKey[Settings]()
 BILL = pytest.StashKey[float]()
-VERDICTS = pytest.StashKey[list[dict[str, Any]]]()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,3 +76,45 @@ def kv_gate() -> Callable[[KvResult], None]:
             pytest.fail(terminal.failure(result.verdicts), pytrace=False)
 
     return gate
+
+
+@pytest.fixture
+def kv_endpoint(request: pytest.FixtureRequest, kv_framework: Framework, kv_model: Model) -> Iterator[Any]:
+    """A server of the framework with the model, alone on the device while the test runs: measure by hand on it.
+
+    Its `server.base_url` takes any client; `measure(scenario)` gives a Trace.
+    """
+    impl: Any = request.config.pluginmanager.get_plugin("kvcache-session")
+    with ExitStack() as stack:
+        yield _invalid_is_a_failure(lambda: stack.enter_context(impl.session.by_hand(kv_framework.name, kv_model.key)))
+
+
+@pytest.fixture
+def kv_drive(
+    request: pytest.FixtureRequest, kv_framework: Framework, kv_model: Model
+) -> Iterator[Callable[[ClosedLoop], dict[str, float]]]:
+    """`kv_drive(scenario)` measures on a server of its own, started at the first call, and gives the metrics.
+
+    A server that does not start and a run that is invalid fail the test, in the call.
+    """
+    impl: Any = request.config.pluginmanager.get_plugin("kvcache-session")
+    started: list[Any] = []
+    with ExitStack() as stack:
+
+        def drive(scenario: ClosedLoop) -> dict[str, float]:
+            if not started:
+                server = impl.session.by_hand(kv_framework.name, kv_model.key)
+                started.append(_invalid_is_a_failure(lambda: stack.enter_context(server)))
+            trace = _invalid_is_a_failure(lambda: started[0].measure(scenario))
+            if problem := trace_problem(trace):
+                pytest.fail(f"invalid: {problem[0]}", pytrace=False)
+            return measure(trace)
+
+        yield drive
+
+
+def _invalid_is_a_failure(step: Callable[[], Any]) -> Any:
+    try:
+        return step()
+    except (UserError, Spoiled) as e:
+        pytest.fail(f"invalid: {e}", pytrace=False)

@@ -14,14 +14,15 @@ import pytest
 from . import options
 from .core.plan import Wanted, as_gate, block_id, gate_specs
 from .core.spec import ClosedLoop, SpecError, UserError
-from .fixtures import BILL, SETTINGS, VERDICTS, KvResult, kv_framework, kv_gate, kv_gpu, kv_model, kv_result, kv_scenario
+from .fixtures import BILL, SETTINGS, KvResult, kv_drive, kv_endpoint, kv_framework, kv_gate, kv_gpu, kv_model, kv_result, kv_scenario
 from .report import terminal
 from .session import KvSession, make_scratch
 
-__all__ = ["kv_framework", "kv_gate", "kv_gpu", "kv_model", "kv_result", "kv_scenario"]
+__all__ = ["kv_drive", "kv_endpoint", "kv_framework", "kv_gate", "kv_gpu", "kv_model", "kv_result", "kv_scenario"]
 
 NEEDS_GPU = "needs --kv-gpu (for example: pytest --kv-gpu=cpu)"
-MEASURED = "kv_result"  # a test that uses this fixture is measured
+MEASURED = "kv_result"  # a test that uses this fixture is measured before it runs
+OURS = {"kv_gpu", "kv_framework", "kv_model", "kv_result", "kv_endpoint", "kv_drive"}  # ... and these need a device
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,9 +50,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     settings = metafunc.config.stash.get(SETTINGS, None)
-    if settings and MEASURED in metafunc.fixturenames:
+    if settings and "kv_framework" in metafunc.fixturenames:
         names = sorted(e.framework.name for e in settings.engines)
         metafunc.parametrize("kv_framework", names, indirect=True, scope="session")
+    if settings and "kv_model" in metafunc.fixturenames:
         metafunc.parametrize("kv_model", sorted(m.key for m in settings.models), indirect=True, scope="session")
 
 
@@ -59,7 +61,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     inactive = not options.active(config)
     for item in items:
-        if MEASURED in getattr(item, "fixturenames", ()):
+        if OURS & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.kvcache)
             if inactive:
                 item.add_marker(pytest.mark.skip(reason=NEEDS_GPU))
@@ -73,6 +75,8 @@ class _usage_errors:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, (UserError, SpecError)):
             raise pytest.UsageError(str(error)) from None
+        if isinstance(error, OSError):  # a full or read-only disk under the temporary folder, say
+            raise pytest.UsageError(f"{error.filename or 'the disk'}: {error.strerror or error}") from None
 
 
 def _interrupt(*_: object) -> None:
@@ -190,26 +194,10 @@ class Conductor:
         with _usage_errors():
             self.session.plan([w for i in session.items if (w := self._wanted(i))])
             if self.session.blocks and not (self.worker and self.worker["workerid"] != "gw0"):
-                self._show_plan()
+                self.session.show_plan(read=not self._only_shows())
 
     def _is_controller(self) -> bool:
         return bool(self.config.pluginmanager.hasplugin("dsession"))
-
-    def _show_plan(self) -> None:
-        from .harness.measure import clock
-
-        blocks = list(self.session.blocks.values())
-        costs = [self.session.cost(b, read=not self._only_shows()) for b in blocks]
-        low, high = (sum(c.seconds[i] for c in costs) for i in (0, 1))
-        starts = (sum(c.starts[0] for c in costs), sum(c.starts[1] for c in costs))
-        scenarios, gates = sum(len(b.tasks) for b in blocks), sum(len(t.gates) for b in blocks for t in b.tasks)
-        self.say(terminal.plan_line(len(blocks), starts, scenarios, gates, (clock(low), clock(high))))
-        for block, one in zip(blocks, costs, strict=True):
-            runs = f"{one.runs[0]}" if one.runs[0] == one.runs[1] else f"{one.runs[0]} to {one.runs[1]}"
-            self.say(f"  {block.id}: {runs} run(s) of " + ", ".join(str(t.scenario) for t in block.tasks))
-        if not self._only_shows() and self.scratch:
-            plan = {"blocks": [_plan_row(b, c) for b, c in zip(blocks, costs, strict=True)]}
-            (self.scratch / "plan.json").write_text(json.dumps(plan))
 
     # -- tests ----------------------------------------------------------------------------------------------------
 
@@ -230,7 +218,6 @@ class Conductor:
         )
         item.stash[BILL] = block["spent_s"].get(str(want.scenario), 0.0) / max(share, 1)
         rows = [self.session.row(block, spec, item.nodeid) for spec in gate_specs(want, self.session.rule.margin)]
-        item.stash[VERDICTS] = rows
         item.user_properties += [(f"kv.{r['arm']}.{r['metric']}", terminal.junit(r)) for r in rows]
         item.user_properties.append(("kv.record", json.dumps(rows)))
         metrics = tuple(m for m in block["measurements"] if m["scenario"] == str(want.scenario))
@@ -299,11 +286,3 @@ def scenario_of(item: pytest.Item) -> ClosedLoop | None:
     scenario = params.get("kv_scenario")
     measured = MEASURED in getattr(item, "fixturenames", ()) and "kv_framework" in params
     return scenario if measured and isinstance(scenario, ClosedLoop) else None
-
-
-def _plan_row(block: Any, one: Any) -> dict[str, Any]:
-    return {
-        "id": block.id, "framework": block.framework, "model": block.model, "arms": [a.name for a in block.arms],
-        "scenarios": [str(t.scenario) for t in block.tasks], "server_starts": list(one.starts),
-        "seconds": [round(s, 1) for s in one.seconds],
-    }  # fmt: skip

@@ -15,16 +15,17 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from .core import baseline as stored
 from .core.gate import IMPROVEMENT, INVALID, MISMATCH, NO_BASELINE, REGRESSION, Rule, Verdict, fails, false_alarms, rule_for
 from .core.metrics import find_metric
-from .core.plan import Block, Cost, GateSpec, cost, make_plan, runs_range
-from .core.spec import UserError
+from .core.plan import Block, Cost, GateSpec, cost, make_plan, plan_row, runs_range
+from .core.spec import Arm, UserError
 from .options import Engine, Settings
+from .report import terminal
 
 RunnerFactory = Callable[[str, str], Any]
 
@@ -96,6 +97,22 @@ class KvSession:
             return "record"
         return "report" if self.settings.profile == "smoke" else "judge" if known else "nothing"
 
+    def show_plan(self, *, read: bool) -> None:
+        """Say what will be measured and what it costs; also left in the scratch folder for the report, if anything runs."""
+        from .harness.files import write_json
+        from .harness.measure import clock
+
+        blocks = list(self.blocks.values())
+        costs = [self.cost(b, read=read) for b in blocks]
+        low, high = (sum(c.seconds[i] for c in costs) for i in (0, 1))
+        starts = (sum(c.starts[0] for c in costs), sum(c.starts[1] for c in costs))
+        scenarios, gates = sum(len(b.tasks) for b in blocks), sum(len(t.gates) for b in blocks for t in b.tasks)
+        self.say(terminal.plan_line(len(blocks), starts, scenarios, gates, (clock(low), clock(high))))
+        for block, one in zip(blocks, costs, strict=True):
+            self.say(terminal.block_line(block.id, one.runs, [str(t.scenario) for t in block.tasks]))
+        if read:
+            write_json(self.scratch / "plan.json", {"blocks": [plan_row(b, c) for b, c in zip(blocks, costs, strict=True)]})
+
     # -- measuring ------------------------------------------------------------------------------------------------
 
     def ensure(self, block_id: str) -> dict[str, Any]:
@@ -125,19 +142,25 @@ class KvSession:
 
         empty: dict[str, Any] = {"id": block.id, "complete": True, "server_start_s": [], "spent_s": {}, "measurements": [], "traces": []}
         try:
-            with lease(self._device(), say=self.say):
+            with lease(self.device(), say=self.say):
                 return self._meter(block, path).measure()  # type: ignore[no-any-return]
         except UserError as e:
-            found = empty | {"error": str(e), "verdicts": {}, "environment": {}}
+            error = str(e)
+        except OSError as e:
+            error = f"{e.filename or self.scratch}: {e.strerror or e}"
         except Exception as e:
             note = self.scratch / "error.log"
             note.write_text(traceback.format_exc())
-            found = empty | {"error": f"internal error: {e!r} (traceback in {note})", "verdicts": {}, "environment": {}}
-        found["verdicts"] = {g.key: _error_verdict(found["error"], g.margin) for t in block.tasks for g in t.gates}
-        write_json(path, found)
+            error = f"internal error: {e!r} (traceback in {note})"
+        # What was measured before the fault is kept; its gates cannot be trusted.
+        known = (_read(path) or {}) | {"complete": True, "error": error}
+        found = {"environment": {}} | empty | known
+        found["verdicts"] = {g.key: _error_verdict(error, g.margin) for t in block.tasks for g in t.gates}
+        with suppress(OSError):
+            write_json(path, found)
         return found
 
-    def _device(self) -> str:
+    def device(self) -> str:
         if self.settings.gpu.kind == "cpu":
             return "cpu"
         from .harness.environment import nvidia_gpus
@@ -148,7 +171,7 @@ class KvSession:
         from .harness.files import write_json
         from .harness.measure import BlockMeter, Orders
 
-        runner = self._runner(block)
+        runner = self.runner(block.framework, block.model)
         environment = runner.environment(block.arms)
         doc, record, bases, needs = self.document(block.framework, block.model), self.settings.record, {}, {}
         for task in block.tasks:
@@ -160,6 +183,14 @@ class KvSession:
         orders = Orders(rule=self.rule, needs=needs, bases=bases, deadline=deadline)
         return BlockMeter(block, runner, orders, environment=environment, save=lambda plain: write_json(path, plain), say=self.say)
 
+    @contextmanager
+    def by_hand(self, framework: str, model: str) -> Iterator[Any]:
+        """A fresh server, alone on the device, for a test that measures by hand."""
+        from .harness.device import lease
+
+        with self._alone(), lease(self.device(), say=self.say), self.runner(framework, model).start(Arm(), 1, 1) as running:
+            yield running
+
     def _spec(self, engine: Engine, model_key: str) -> Any:
         from .harness.engine import EngineSpec
 
@@ -170,14 +201,15 @@ class KvSession:
             start_timeout_s=self.settings.start_timeout_s,
         )  # fmt: skip
 
-    def _runner(self, block: Block) -> Any:
+    def runner(self, framework: str, model: str) -> Any:
+        """How runs of an engine and a model are made, once a session."""
         from .harness.engine import EngineRunner
 
-        key = (block.framework, block.model)
+        key = (framework, model)
         if key not in self._runners:
-            engine = next(e for e in self.settings.engines if e.framework.name == block.framework)
+            engine = next(e for e in self.settings.engines if e.framework.name == framework)
             self._runners[key] = self.runner_for(*key) or EngineRunner(
-                self._spec(engine, block.model), session_id=self.id, logs=self.scratch / "logs", say=self.say
+                self._spec(engine, model), session_id=self.id, logs=self.scratch / "logs", say=self.say
             )
         return self._runners[key]
 
@@ -185,44 +217,9 @@ class KvSession:
 
     def found(self) -> list[dict[str, Any]]:
         """Every block result of this session, from all workers, in a stable order."""
-        results = (_read(p) for p in sorted((self.scratch / "blocks").glob("*.json")))
-        return sorted((r for r in results if r), key=lambda r: str(r["id"]))
-
-    def record(self, started: str, plugin: str) -> list[str]:
-        """Store this session's recorded runs; lines for the user. UserError when a file cannot be written.
-
-        Only whole, valid evidence is stored: gates whose runs were all made and none of them spoiled.
-        """
-        from .harness.baselines import save_baseline
-
-        if not self.settings.record:
-            return []
-        lines = []
-        for result in self.found():
-            if not result["complete"] or result["error"] or not (recordings := self._recordings(result)):
-                continue
-            framework, model, arms = result["id"].split("/", 2)
-            doc = self.document(framework, model)
-            about = {"started": started, "plugin": plugin, "environment": result["environment"]}
-            merged = stored.merge(
-                doc, recordings, session=f"{self.id}:{arms}", about=about, now_iso=started, replace=self.settings.record == "all"
-            )
-            path = save_baseline(self.settings.baselines, merged)
-            self._docs[framework, model] = merged
-            lines.append(f"recorded {len(recordings)} gate(s) of {result['id']} in {path}")
-        return lines
-
-    def _recordings(self, result: dict[str, Any]) -> list[stored.Recording]:
-        recordings = []
-        workloads = {t["scenario"]: t["workload"] for t in result["traces"]}
-        for key, verdict in result["verdicts"].items():
-            _, scenario, arm, metric = key.split("/")
-            runs = [m for m in result["measurements"] if m["valid"] and (m["scenario"], m["arm"]) == (scenario, arm)]
-            if verdict["verdict"] != NO_BASELINE or verdict["reason"] or len(runs) < self.rule.record_runs:
-                continue
-            values = tuple((m["metrics"][metric], m["requests"], m["failed"]) for m in runs[: self.rule.record_runs])
-            recordings.append(stored.Recording(key=key, metric=find_metric(metric), workload=workloads[scenario], runs=values))
-        return recordings
+        on_disk = (_read(p) for p in (self.scratch / "blocks").glob("*.json"))
+        results = {r["id"]: r for r in on_disk if r} | self._results
+        return [results[name] for name in sorted(results)]
 
     # -- verdicts as rows: what tests, terminal, JUnit and report show --------------------------------------------
 

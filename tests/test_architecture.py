@@ -59,7 +59,7 @@ def test_the_core_touches_no_world(path):
 
 
 def test_the_plugin_is_light():
-    """Loading the plugin imports no heavy library; its time beyond pytest's own is printed by `benchmarks/`."""
+    """Loading the plugin imports no heavy library."""
     script = (
         "import sys, pytest, importlib.metadata; before = set(sys.modules); import pytest_kvcache.plugin;"
         "import json; print(json.dumps(sorted(set(sys.modules) - before)))"
@@ -70,7 +70,7 @@ def test_the_plugin_is_light():
 
 
 def test_the_plugin_imports_in_20_ms():
-    """The median of several fresh interpreters, in CPU time: what the machine does besides does not count."""
+    """The best of several fresh interpreters, in CPU time: what the machine does besides does not count."""
     script = "import pytest, time; t = time.process_time(); import pytest_kvcache.plugin; print(time.process_time() - t)"
     env = os.environ | {"PYTHONDONTWRITEBYTECODE": ""}
     times = sorted(float(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env).stdout) for _ in range(7))

@@ -55,8 +55,9 @@ def lookup(doc: Mapping[str, Any], key: str, metric: Metric, now: Current) -> Ba
         return Base(missing="no baseline is stored for this gate")
     if problem := _mismatch(doc, entry, metric, now):
         return Base(mismatch=problem)
+    canary = tuple(r["canary_ms"] for r in entry["runs"] if "canary_ms" in r)
     sessions = tuple(tuple(values) for values in by_session(entry["runs"]).values())
-    return Base(sessions=sessions, unit=entry["unit"], definition=entry["definition"])
+    return Base(sessions=sessions, unit=entry["unit"], definition=entry["definition"], canary_ms=canary)
 
 
 def need(base: Base, rule: Rule, *, record: str | None, smoke: bool) -> str:
@@ -79,12 +80,12 @@ def need(base: Base, rule: Rule, *, record: str | None, smoke: bool) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """The runs of one gate to store: `(value, requests, failed)` each."""
+    """The runs of one gate to store, each as the file has it but for its session: `value`, `n`, `failed`, `canary_ms`."""
 
     key: str
     metric: Metric
     workload: str
-    runs: tuple[tuple[float, int, int], ...]
+    runs: tuple[Mapping[str, Any], ...]
 
 
 def merge(
@@ -98,7 +99,7 @@ def merge(
     new: dict[str, Any] = copy.deepcopy(dict(doc))
     new["sessions"][session] = dict(about)
     for r in recordings:
-        runs = [{"session": session, "value": v, "n": n, "failed": f} for v, n, f in r.runs]
+        runs = [{"session": session, **run} for run in r.runs]
         fresh = {"unit": r.metric.unit, "better": r.metric.better, "definition": r.metric.definition, "workload": r.workload, "runs": runs}
         old = new["entries"].get(r.key)
         if old is not None:

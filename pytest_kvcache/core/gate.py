@@ -23,6 +23,8 @@ P_SEQ_LIMIT = 0.002
 MIN_BASE_RUNS = 5
 LOOKS = (3, 5, 8, 12)
 UNSTABLE_SD = 0.25
+# The canary (a fixed piece of work with no framework in it) repeats itself within about 3 % on a shared machine.
+CANARY_NOISE = 0.05
 MISMATCH = "the baseline is of something else: "
 
 
@@ -60,6 +62,7 @@ class Base:
     sessions: tuple[tuple[float, ...], ...] = ()
     unit: str = ""
     definition: str = ""
+    canary_ms: tuple[float, ...] = ()
     missing: str = ""
     mismatch: str = ""
 
@@ -145,13 +148,31 @@ def _check(base: Base, new: Sequence[Any], *, better: str, margin: float, unit: 
     return None
 
 
+def machine_shift(base: Sequence[float], new: Sequence[float]) -> float:
+    """By how much the machine itself was slower (+) than at the baseline, as a log; 0 within the canary's own noise."""
+    if not base or not new:
+        return 0.0
+    shift = math.log(geometric_mean(new) / geometric_mean(base))
+    return shift if abs(shift) > CANARY_NOISE else 0.0
+
+
 def judge(
-    base: Base, new: Sequence[float], *, better: str, margin: float, rule: Rule, unit: str = "", definition: str = "", final: bool = False
+    base: Base,
+    new: Sequence[float],
+    *,
+    better: str,
+    margin: float,
+    rule: Rule,
+    unit: str = "",
+    definition: str = "",
+    final: bool = False,
+    shift: float = 0.0,
 ) -> Verdict:
     """The verdict on all runs so far: takes each planned look in order and freezes at the first that decides.
 
     `final` says that no more runs will come (budget spent): the last complete look then counts as the last.
-    `inconclusive` before that means "measure more".
+    `inconclusive` before that means "measure more". `shift` is the machine's own (see `machine_shift`): a regression
+    must stand without it, and so must a pass on a machine that was faster than at the baseline.
     """
     margin = max(margin, rule.min_margin)
     if bad := _check(base, new, better=better, margin=margin, unit=unit, definition=definition):
@@ -169,36 +190,68 @@ def judge(
         e = stats.estimate(logs, stats.worse_logs(new[:n], better), session_prior=rule.session_prior)
         p_seq = min(p_seq, e.p_worse() / rule.weight)
         last = n == rule.looks[-1] or (final and n == looks[-1])
-        verdict = _look(e, base, new[:n], better=better, margin=margin, rule=rule, p_seq=p_seq, last=last, second=n == rule.looks[1])
-        if verdict.decided or (rule.futility and verdict.reason.startswith("futile")):
+        word, reason = _decide(e, stats.log_margin(margin, better), rule, p_seq=p_seq, last=last, second=n == rule.looks[1], shift=shift)
+        verdict = _described(word, reason, e, base, new[:n], better=better, margin=margin, rule=rule, p_seq=p_seq, shift=shift)
+        if verdict.decided or (rule.futility and reason.startswith("futile")):
             break
     assert verdict is not None  # len(new) >= rule.looks[0], so there was a look
     return verdict
 
 
-def _look(
-    e: stats.Estimate, base: Base, new: Sequence[float], *, better: str, margin: float, rule: Rule, p_seq: float, last: bool, second: bool
+def _decide(e: stats.Estimate, delta: float, rule: Rule, *, p_seq: float, last: bool, second: bool, shift: float) -> tuple[str, str]:
+    """One look's word and, when it is `inconclusive`, the reason.
+
+    Pass if U < delta; regression if L > delta, or at the last look L > 0 and theta > delta.
+    """
+    half = e.bound(stats.ALPHA * rule.weight)
+    slower, faster = max(shift, 0.0), max(-shift, 0.0)
+
+    def worse(s: float) -> bool:
+        return e.theta - half - s > delta or (last and e.theta - half - s > 0 and e.theta - s > delta)
+
+    if e.theta + half + faster < delta:
+        better_still = e.theta + half + faster < 0 and e.theta + faster < -delta
+        return (IMPROVEMENT if better_still else PASS), ""
+    if worse(slower) and p_seq <= P_SEQ_LIMIT:
+        return REGRESSION, ""
+    if (worse(0.0) and p_seq <= P_SEQ_LIMIT) or e.theta + half < delta:
+        return INCONCLUSIVE, f"{_shift_words(shift)} than when the baseline was recorded: run it again on the machine as it was"
+    if rule.futility and second and not last and delta / 2 < e.theta < delta:
+        return INCONCLUSIVE, "futile within this profile's budget: the change lies between half the margin and the margin"
+    return INCONCLUSIVE, "the interval reaches beyond the margin"
+
+
+def _shift_words(shift: float) -> str:
+    return f"the machine itself was {100 * abs(math.expm1(shift)):.0f} % {'slower' if shift > 0 else 'faster'}"
+
+
+def _described(
+    word: str,
+    reason: str,
+    e: stats.Estimate,
+    base: Base,
+    new: Sequence[float],
+    *,
+    better: str,
+    margin: float,
+    rule: Rule,
+    p_seq: float,
+    shift: float,
 ) -> Verdict:
-    """One look's verdict (STATISTICS: pass if U < delta; regression if L > delta, or at the last look L > 0 and theta > delta)."""
+    """A look's word with the figures that explain it, in terms of the metric's own value."""
     delta, half = stats.log_margin(margin, better), e.bound(stats.ALPHA * rule.weight)
     low, high = e.theta - half, e.theta + half
-    word, reason = INCONCLUSIVE, ""
-    if high < delta:
-        word = IMPROVEMENT if high < 0 and e.theta < -delta else PASS
-    elif (low > delta or (last and low > 0 and e.theta > delta)) and p_seq <= P_SEQ_LIMIT:
-        word = REGRESSION
-    elif rule.futility and second and not last and delta / 2 < e.theta < delta:
-        reason = "futile within this profile's budget: the change lies between half the margin and the margin"
-    notes = ("unstable: runs differ by more than 25 %",) if e.sd > UNSTABLE_SD else ()
+    notes: tuple[str, ...] = ("unstable: runs differ by more than 25 %",) if e.sd > UNSTABLE_SD else ()
+    if shift:
+        notes += (f"canary: {_shift_words(shift)} than at the baseline",)
     ends = sorted((as_change(low, better), as_change(high, better)))
     open_gate = word == INCONCLUSIVE
     return Verdict(
-        verdict=word,
-        reason=reason or ("the interval reaches beyond the margin" if open_gate else ""),
+        verdict=word, reason=reason,
         value=geometric_mean(new), baseline=_baseline_mean(base), change=as_change(e.theta, better), low=ends[0], high=ends[1],
         margin=margin, p_seq=min(1.0, p_seq), runs=tuple(new), baseline_runs=base.runs, notes=notes,
-        more_runs=max((stats.runs_needed(e, delta) or 0) - e.new_runs, 0) or None if open_gate else None,
-        certifiable=abs(as_change(high, better)) if open_gate and high > 0 else None,
+        more_runs=max((stats.runs_needed(e, delta) or 0) - e.new_runs, 0) or None if open_gate and not shift else None,
+        certifiable=abs(as_change(high, better)) if open_gate and high > 0 and not shift else None,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from .gate import Rule
 from .metrics import find_metric
@@ -128,3 +129,12 @@ def runs_range(rule: Rule, needs: Iterable[str]) -> tuple[int, int]:
     }  # fmt: skip
     found = [bounds[n] for n in needs]
     return max(low for low, _ in found), max(high for _, high in found)
+
+
+def plan_row(block: Block, one: Cost) -> dict[str, Any]:
+    """A block and its cost as run.json has them."""
+    return {
+        "id": block.id, "framework": block.framework, "model": block.model, "arms": [a.name for a in block.arms],
+        "scenarios": [str(t.scenario) for t in block.tasks], "server_starts": list(one.starts),
+        "seconds": [round(s, 1) for s in one.seconds],
+    }  # fmt: skip

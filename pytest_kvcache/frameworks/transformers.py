@@ -58,7 +58,7 @@ TRANSFORMERS = Framework(
     weight_dtypes=("auto", "bfloat16", "float16", "float32"),
     known_failures=(
         (r"address already in use", "the port is taken"),
-        (r"No such option: (\S+)", "this version of transformers does not know the option {0}"),
+        (r"No such option:? '?([^\s']+)", "this version of transformers does not know the option {0}"),
         (r"Missing dependencies for serving", "its serving extra is not installed: pip install 'transformers[serving]'"),
         (r"DefaultCPUAllocator: can't allocate memory|OutOfMemoryError|std::bad_alloc", "out of memory"),
         (r"(?:Repository Not Found|LocalEntryNotFoundError|couldn't connect to)", "the model cannot be fetched from the hub"),

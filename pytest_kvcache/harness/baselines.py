@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +35,21 @@ def load_baseline(folder: Path, gpu: str, framework: str, model: str) -> dict[st
         if doc[field] != asked:
             raise UserError(f"{path}: {field} is {doc[field]!r}, not {asked!r}: the file lies in the wrong place; {CURE}")
     return dict(doc)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One writer of this folder at a time; UserError when the folder cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        fd = os.open(folder, os.O_RDONLY)
+    except OSError as e:
+        raise UserError(f"{folder}: baselines cannot be written there ({e.strerror})") from e
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def save_baseline(folder: Path, doc: dict[str, Any]) -> Path:

@@ -16,6 +16,7 @@ from ..core.spec import Arm, ClosedLoop, Framework, Gpu, Launch, Model, UserErro
 from ..core.validity import Spoiled, load_problem
 from ..core.workload import Request, make_requests, single_token_words, workload_hash
 from . import loadgen, weights
+from .canary import canary_ms
 from .client import Client
 from .device import LoadWatch
 from .environment import fingerprint
@@ -109,6 +110,10 @@ class EngineRunner:
             if time.monotonic() > give_up:
                 raise Spoiled(problem, watch.seen)
 
+    def canary_ms(self) -> float | None:
+        """Only for the processors so far: on a GPU the canary must run on the card."""
+        return canary_ms() if self.spec.gpu.kind == "cpu" else None
+
     def _env(self) -> dict[str, str]:
         offline = {"HF_HUB_OFFLINE": "1"} if self.weights.local else {}
         return dict(os.environ) | dict(self.spec.framework.env) | offline
@@ -143,7 +148,12 @@ class RunningEngine:
 
     def measure(self, scenario: ClosedLoop) -> Trace:
         """Warm up with the scenario's own shape, then measure its requests; the same requests in every run."""
-        records, load, extra = asyncio.run(self._unless_spoiled(self._measure(scenario)))
+        try:
+            records, load, extra = asyncio.run(self._unless_spoiled(self._measure(scenario)))
+        except UserError as e:
+            raise self.server.failure() or e from e
+        if died := self.server.failure():
+            raise died
         return Trace(
             scenario=str(scenario), arm=self.arm.name, run=self.run, workload=self.runner.workload(scenario),
             isl=scenario.isl, osl=scenario.osl, records=tuple(records), load=load | {"extra_tokens": extra},

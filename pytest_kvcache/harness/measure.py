@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..core.gate import INCONCLUSIVE, INVALID, NO_BASELINE, Base, Rule, Verdict, geometric_mean, judge
+from ..core.gate import INCONCLUSIVE, INVALID, NO_BASELINE, Base, Rule, Verdict, geometric_mean, judge, machine_shift
 from ..core.metrics import find_metric, measure
 from ..core.plan import Block, GateSpec, Task
 from ..core.record import OK, Trace, to_plain
@@ -40,6 +40,9 @@ class Runner(Protocol):
     def start(self, arm: Arm, run: int, attempt: int) -> AbstractContextManager[Running]:
         """A fresh server start."""
 
+    def canary_ms(self) -> float | None:
+        """What a fixed piece of work takes on the machine itself just now; None where there is none."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
@@ -65,6 +68,11 @@ class Progress:
     traces: list[dict[str, Any]] = field(default_factory=list)
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     broken: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def canary_ms(self, gate: GateSpec) -> list[float]:
+        """What the canary took beside each valid run of the gate's scenario."""
+        mine = (m for m in self.measurements if m["valid"] and (m["scenario"], m["arm"]) == (gate.scenario, gate.arm))
+        return [m["canary_ms"] for m in mine if m["canary_ms"] is not None]
 
     def values(self, gate: GateSpec) -> list[Any]:
         """The gate's value in every valid run; None where the metric is missing from one."""
@@ -97,7 +105,7 @@ def settle(gate: GateSpec, progress: Progress, orders: Orders, *, final: bool) -
         return None
     found = judge(
         base, values, better=metric.better, margin=gate.margin, rule=orders.rule, unit=metric.unit,
-        definition=metric.definition, final=final,
+        definition=metric.definition, final=final, shift=machine_shift(base.canary_ms, progress.canary_ms(gate)),
     )  # fmt: skip
     open_gate = found.verdict == INCONCLUSIVE and not found.reason.startswith("futile")
     return None if open_gate and not final and len(values) < orders.rule.looks[-1] else found
@@ -182,7 +190,8 @@ class BlockMeter:
 
     def _one_start(self, arm: Arm, run: int, attempt: int, tasks: list[Task]) -> list[Task]:
         """Measure `tasks` on one fresh server; those that the machine spoiled and that may be tried again."""
-        began, problems = time.monotonic(), {}
+        began, problems, first = time.monotonic(), {}, len(self.progress.measurements)
+        before = self.runner.canary_ms()
         try:
             with self.runner.start(arm, run, attempt) as server:
                 self.progress.server_start_s.append(round(server.start_s, 3))
@@ -191,11 +200,20 @@ class BlockMeter:
                     self.save(self.progress.plain())
         except Spoiled as e:  # before anything was measured
             problems = dict.fromkeys(tasks, (str(e), True))
+        self._note_canary(before, self.progress.measurements[first:])
         share = (time.monotonic() - began) / len(tasks)
         for task in tasks:
             name = str(task.scenario)
             self.progress.spent_s[name] = round(self.progress.spent_s.get(name, 0.0) + share, 3)
         return self._again(arm, attempt, problems)
+
+    def _note_canary(self, before: float | None, rows: list[dict[str, Any]]) -> None:
+        """The canary before and after the server ran stands beside what was measured between."""
+        after = self.runner.canary_ms() if rows else None
+        if before is not None and after is not None:
+            for row in rows:
+                row["canary_ms"] = round(geometric_mean([before, after]), 4)
+            self.save(self.progress.plain())
 
     def _again(self, arm: Arm, attempt: int, problems: Mapping[Task, tuple[str, bool] | None]) -> list[Task]:
         """Tasks to measure once more: spoiled by the machine, first attempt. Every other problem breaks the scenario."""
@@ -223,7 +241,7 @@ class BlockMeter:
         self.progress.measurements.append({
             "scenario": str(scenario), "arm": arm.name, "run": run, "valid": problem is None,
             "invalid": problem[0] if problem else None, "metrics": metrics, "requests": len(trace.records),
-            "failed": failed, "load": trace.load,
+            "failed": failed, "load": trace.load, "canary_ms": None,
         })  # fmt: skip
         shown = (f"{label} {metrics[m]:.4g} {find_metric(m).unit}" for m, label in SHOWN.items() if m in metrics)
         self.say(f"  {scenario}: " + (", ".join(shown) or "no figures") + ("" if problem is None else "  (does not count)"))

@@ -244,9 +244,8 @@ class EngineProcess:
         tail = [line for line in text.splitlines() if line.strip()][-TAIL_LINES:]
         shown = {k: v for k, v in self._env.items() if os.environ.get(k) != v and not SECRET.search(k)}
         by_hand = [*(["env"] if shown else []), *(f"{k}={v}" for k, v in shown.items()), *self.argv]
-        parts = [f"{self.framework.name}: {what}"]
-        if reason := self._reason(text):
-            parts.append(f"reason: {reason}")
+        reason = self._reason(text)
+        parts = [f"{self.framework.name}: {what}" + (f"; reason: {reason}" if reason else "")]
         parts.append("\n  ".join([f"end of {self.log}:", *(tail or ["(nothing was logged)"])]))
         parts.append(f"by hand: {shlex.join(by_hand)}")
         taken = taken or (self.ended() is not None and ADDRESS_IN_USE.search("\n".join(tail)) is not None)

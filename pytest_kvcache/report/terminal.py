@@ -61,7 +61,7 @@ def line(v: Mapping[str, Any]) -> str:
     """One gate on one line."""
     parts = [f"{label(v):{_LABEL_WIDTH}}  {v['key']}", figures(v)]
     if v["verdict"] not in ("pass", "improvement", "regression"):
-        parts.append(v["reason"])
+        parts.append(v["reason"].partition("\n")[0])
     return "  ".join(p for p in parts if p)
 
 
@@ -88,6 +88,11 @@ def details(v: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _log(verdicts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The rest of reasons that are longer than a line (the end of a server's log, say), each once."""
+    return [text for text in dict.fromkeys(v["reason"].partition("\n")[2] for v in verdicts) if text]
+
+
 def failure(verdicts: Sequence[Mapping[str, Any]]) -> str:
     """The text of a failed test: every gate of it, the failing ones first and explained."""
     lines: list[str] = []
@@ -95,7 +100,7 @@ def failure(verdicts: Sequence[Mapping[str, Any]]) -> str:
         lines.append(line(v))
         if v["outcome"] == "failed":
             lines += ["    " + text for text in details(v)]
-    return "\n".join(lines)
+    return "\n".join(lines + _log(verdicts))
 
 
 def headline(verdicts: Sequence[Mapping[str, Any]]) -> str:
@@ -114,7 +119,7 @@ def summary(verdicts: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         if v["verdict"] not in ("pass", "invalid", "no-baseline"):
             rows += [("", "    " + text) for text in details(v)]
     cures = dict.fromkeys(v["cure"] for v in verdicts if v["cure"] and v["verdict"] in ("no-baseline", "invalid"))
-    return rows + [("", f"to cure it: {cure}") for cure in cures]
+    return rows + [("", text) for text in _log(verdicts)] + [("", f"to cure it: {cure}") for cure in cures]
 
 
 def junit(v: Mapping[str, Any]) -> str:
@@ -130,3 +135,7 @@ def plan_line(blocks: int, starts: tuple[int, int], scenarios: int, gates: int, 
     """What will be measured and what it costs from best to worst case."""
     what = f"{blocks} block(s), {scenarios} scenario(s), {gates} gate(s)"
     return f"plan: {what}; {_span(*starts)} server start(s), {_span(*seconds)}"
+
+
+def block_line(block: str, runs: tuple[int, int], scenarios: Sequence[str]) -> str:
+    return f"  {block}: {_span(*runs)} run(s) of {', '.join(scenarios)}"

@@ -19,7 +19,9 @@ def about(started="2026-01-01T00:00:00Z", **env):
 
 
 def recording(*values, key=KEY, workload="w"):
-    return stored.Recording(key=key, metric=METRIC, workload=workload, runs=tuple((v, 8, 0) for v in values))
+    return stored.Recording(
+        key=key, metric=METRIC, workload=workload, runs=tuple({"value": v, "n": 8, "failed": 0, "canary_ms": 10.0} for v in values)
+    )
 
 
 def current(workload="w", **env):

@@ -21,8 +21,9 @@ from pytest_kvcache.core.gate import (
     Rule,
     fails,
     judge,
+    machine_shift,
     rule_for,
-)  # fmt: skip
+)
 
 VECTORS = json.loads((Path(__file__).parent / "gating_vectors.json").read_text())["cases"]
 # Rules that the gate does not have yet: percentile floors, physical limits, unit conversion; identity is checked where
@@ -146,6 +147,30 @@ def test_fifty_percent_on_a_noisy_cpu_is_a_regression_at_the_first_look():
     found = judge(Base(sessions=(tuple(base),)), new, better="higher", margin=0.15, rule=RULES["cpu"])
     assert found.verdict == REGRESSION
     assert len(found.runs) == 3
+
+
+@pytest.mark.parametrize(("factor", "shift", "word"), [
+    (1.3, math.log(1.3), INCONCLUSIVE),  # as much slower as the machine itself: says nothing about the engine
+    (2.0, math.log(1.3), REGRESSION),  # slower than the machine explains
+    (1.3, 0.0, REGRESSION),
+    (1.0, 0.0, PASS),
+    (1.0, math.log(0.7), INCONCLUSIVE),  # a faster machine may hide a loss
+    (0.5, math.log(0.7), IMPROVEMENT),
+    (1.0, math.log(1.3), PASS),  # good even on a slower machine
+])  # fmt: skip
+def test_a_shifted_machine_neither_accuses_nor_excuses(factor, shift, word):
+    base, new = [1.0, 1.01, 0.99, 1.005, 0.995], [factor * v for v in (1.0, 1.01, 0.99)]
+    found = judge(Base(sessions=(tuple(base),)), new, better="lower", margin=0.15, rule=RULES["cpu"], shift=shift)
+    assert found.verdict == word
+    if word == INCONCLUSIVE:
+        assert "the machine itself was 30 %" in found.reason
+    assert bool(found.notes) == bool(shift)
+
+
+def test_the_canary_ignores_its_own_noise():
+    assert machine_shift([10, 10.2, 9.9], [10.3, 10.4]) == 0.0
+    assert machine_shift([10.0], [13.0]) == pytest.approx(math.log(1.3))
+    assert machine_shift([], [13.0]) == machine_shift([10.0], []) == 0.0
 
 
 def test_futility_stops_a_gate_in_ci_only():

@@ -134,6 +134,13 @@ def raw_server(*answers):
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 
 
+CHUNKED = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def framed(data: bytes) -> bytes:
+    return f"{len(data):x}\r\n".encode() + data + b"\r\n"
+
+
 def event(payload: bytes) -> bytes:
     return b"data: " + payload + b"\n\n"
 
@@ -159,7 +166,7 @@ def test_times_are_those_of_the_bytes():
 @pytest.mark.parametrize(("answer", "outcome", "words"), [
     ([(0, b"HTTP/1.1 503 Busy\r\ncontent-length: 9\r\n\r\noverload!")], "http_status", "HTTP 503: overload!"),
     ([(0, b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 7\r\n\r\n<p>hi<p")], "not_event_stream", "<p>hi"),
-    ([(0, HEAD + event(chunk("a"))), (0.05, None)], "connection_reset", ""),
+    ([(0, CHUNKED + framed(event(chunk("a")))), (0.05, None)], "connection_reset", ""),
     ([(0, b"")], "connection_reset", ""),
     ([(0, HEAD + event(chunk("a")))], "truncated_stream", "after 1 token events"),
     ([(0, HEAD + event(b"{oops"))], "bad_json", "{oops"),

@@ -77,6 +77,9 @@ class Runner:
     def workload(self, scenario):
         return str(scenario)
 
+    def canary_ms(self):
+        return told("CANARY", 10.0)
+
     @contextlib.contextmanager
     def start(self, arm, run, attempt):
         from pytest_kvcache.core.spec import UserError

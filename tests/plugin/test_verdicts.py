@@ -163,3 +163,12 @@ def test_a_machine_that_becomes_quiet_is_measured(recorded, when):
     assert result.code == 0, result.out
     assert set(result.verdicts.values()) == {"pass"}
     assert len(result.starts) == 6
+
+
+def test_a_machine_that_is_slower_itself_is_no_regression(recorded):
+    result = recorded.run("-k", "fixed", seed=1, all_slow=1.3, canary=13.0)
+    assert result.code == 0, result.out
+    assert set(result.verdicts.values()) == {"inconclusive"}
+    assert "the machine itself was 30 % slower than when the baseline was recorded" in result.out
+    worse = recorded.run("-k", "fixed", seed=1, all_slow=2.0, canary=13.0)
+    assert set(worse.verdicts.values()) == {"regression"}
