@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 import traceback
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def _recordings(session: KvSession, block: dict[str, Any]) -> list[stored.Record
 
 def _run(m: dict[str, Any], metric: str) -> dict[str, Any]:
     """One run as a baseline stores it."""
-    canary = {} if m["canary_ms"] is None else {"canary_ms": m["canary_ms"]}
+    canary = {} if m["canary"] is None else {"canary": m["canary"]}
     return {"value": m["metrics"][metric], "n": m["requests"], "failed": m["failed"]} | canary
 
 
@@ -101,7 +102,7 @@ def _write(session: KvSession, target: Path, run: dict[str, Any], blocks: list[d
     from .report.html import render
 
     traces = [t for b in blocks for t in b["traces"]]
-    write_run(target, run, traces, render(run))
+    write_run(target, run, traces, render(run) if find_spec("jinja2") else None)
     logs = session.scratch / "logs"
     if logs.is_dir() and target != session.scratch:
         shutil.copytree(logs, target / "logs", dirs_exist_ok=True)

@@ -91,7 +91,6 @@ class Conductor:
         self.config, self.settings = config, config.stash[SETTINGS]
         self.worker: dict[str, Any] | None = getattr(config, "workerinput", None)
         self.verdicts: dict[str, dict[str, Any]] = {}
-        self.tests: dict[str, list[str]] = {}
         self.notes: list[tuple[str, str]] = []
         self.scratch: Path | None = Path(self.worker["kv_scratch"]) if self.worker else None
         self._session: KvSession | None = None
@@ -161,13 +160,13 @@ class Conductor:
         out = [i for i in items if (sc := scenario_of(i)) and not sc.applies_to(s.profile, s.gpu.kind)]
         if out:
             self.config.hook.pytest_deselected(items=out)
+        left_out = set(map(id, out))
         first: dict[str, int] = {}
-        kept = [i for i in items if i not in out]
-        for n, item in enumerate(kept):
-            if want := self._wanted(item, strict=False):
-                first.setdefault(block_id(want), n)
-        kept_order = {id(i): first.get(block_id(w), n) if (w := self._wanted(i, strict=False)) else n for n, i in enumerate(kept)}
-        items[:] = sorted(kept, key=lambda i: kept_order[id(i)])
+        places: list[tuple[int, pytest.Item]] = []
+        for n, item in enumerate(i for i in items if id(i) not in left_out):
+            want = self._wanted(item, strict=False)
+            places.append((first.setdefault(block_id(want), n) if want else n, item))
+        items[:] = [item for _, item in sorted(places, key=lambda p: p[0])]
 
     def _wanted(self, item: pytest.Item, *, strict: bool = True) -> Wanted | None:
         """What a test asks to be measured; None for an ordinary or a skipped one."""

@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,8 @@ class KvSession:
         """Everything that would fail later is said now, in one line: folder, files, engine, device."""
         from .harness.engine import check_installed
 
+        if self.settings.report and find_spec("jinja2") is None:
+            raise UserError("--kv-report needs jinja2: pip install 'pytest-kvcache[report]'")
         folder = self.settings.baselines
         if self.settings.baselines_given and not folder.is_dir() and not self.settings.record:
             raise UserError(f"--kv-baselines={folder}: no such folder; add --kv-record=missing to create it")
@@ -173,9 +176,11 @@ class KvSession:
 
         runner = self.runner(block.framework, block.model)
         environment = runner.environment(block.arms)
+        canary = runner.canary()
+        cores = canary["cores"] if canary else None
         doc, record, bases, needs = self.document(block.framework, block.model), self.settings.record, {}, {}
         for task in block.tasks:
-            now = stored.Current(environment=environment, workload=runner.workload(task.scenario))
+            now = stored.Current(environment=environment, workload=runner.workload(task.scenario), cores=cores)
             for gate in task.gates:
                 bases[gate.key] = base = stored.lookup(doc, gate.key, find_metric(gate.metric), now)
                 needs[gate.key] = stored.need(base, self.rule, record=record, smoke=self.settings.profile == "smoke")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,22 +20,30 @@ class Current:
 
     environment: Mapping[str, Mapping[str, Any]]
     workload: str
+    cores: int | None = None
 
 
 def empty(gpu: str, framework: str, model: str) -> dict[str, Any]:
     return {"schema": SCHEMA, "gpu": gpu, "framework": framework, "model": model, "sessions": {}, "entries": {}}
 
 
-def by_session(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+def by_session(runs: Sequence[Mapping[str, Any]], field: Callable[[Mapping[str, Any]], float]) -> tuple[tuple[float, ...], ...]:
+    """A figure of each run, grouped by session in the order they were recorded."""
     grouped: dict[str, list[float]] = {}
     for run in runs:
-        grouped.setdefault(run["session"], []).append(run["value"])
-    return grouped
+        grouped.setdefault(run["session"], []).append(field(run))
+    return tuple(map(tuple, grouped.values()))
+
+
+def canary_of(runs: Sequence[Mapping[str, Any]], cores: int | None) -> tuple[tuple[float, ...], ...]:
+    """What the canary took beside each run; empty unless it is known of all and was done by as many cores as now."""
+    known = cores is not None and all(run.get("canary", {}).get("cores") == cores for run in runs)
+    return by_session(runs, lambda run: float(run["canary"]["ms"])) if known else ()
 
 
 def _mismatch(doc: Mapping[str, Any], entry: Mapping[str, Any], metric: Metric, now: Current) -> str:
     """Why the stored number is of something else; empty when it may be compared."""
-    for session in by_session(entry["runs"]):
+    for session in dict.fromkeys(run["session"] for run in entry["runs"]):
         about = doc["sessions"].get(session)
         if about is None:
             return f"session {session} of its runs is not described in the file"
@@ -55,9 +63,8 @@ def lookup(doc: Mapping[str, Any], key: str, metric: Metric, now: Current) -> Ba
         return Base(missing="no baseline is stored for this gate")
     if problem := _mismatch(doc, entry, metric, now):
         return Base(mismatch=problem)
-    canary = tuple(r["canary_ms"] for r in entry["runs"] if "canary_ms" in r)
-    sessions = tuple(tuple(values) for values in by_session(entry["runs"]).values())
-    return Base(sessions=sessions, unit=entry["unit"], definition=entry["definition"], canary_ms=canary)
+    sessions = by_session(entry["runs"], lambda run: float(run["value"]))
+    return Base(sessions=sessions, unit=entry["unit"], definition=entry["definition"], canary_ms=canary_of(entry["runs"], now.cores))
 
 
 def need(base: Base, rule: Rule, *, record: str | None, smoke: bool) -> str:
@@ -80,7 +87,7 @@ def need(base: Base, rule: Rule, *, record: str | None, smoke: bool) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """The runs of one gate to store, each as the file has it but for its session: `value`, `n`, `failed`, `canary_ms`."""
+    """The runs of one gate to store, each as the file has it but for its session: `value`, `n`, `failed`, `canary`."""
 
     key: str
     metric: Metric

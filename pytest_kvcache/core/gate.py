@@ -23,7 +23,7 @@ P_SEQ_LIMIT = 0.002
 MIN_BASE_RUNS = 5
 LOOKS = (3, 5, 8, 12)
 UNSTABLE_SD = 0.25
-# The canary (a fixed piece of work with no framework in it) repeats itself within about 3 % on a shared machine.
+# The canary (a fixed piece of work with no framework in it) repeats itself within a few per cent in one state of the machine.
 CANARY_NOISE = 0.05
 MISMATCH = "the baseline is of something else: "
 
@@ -56,13 +56,15 @@ def rule_for(kind: str, profile: str) -> Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """A stored number as the gate needs it: runs by session. `missing` says why there is none, `mismatch` why it is of
-    something else and must not be compared."""
+    """A stored number as the gate needs it: runs by session, and what the canary took beside each.
+
+    `missing` says why there is none, `mismatch` why it is of something else and must not be compared.
+    """
 
     sessions: tuple[tuple[float, ...], ...] = ()
     unit: str = ""
     definition: str = ""
-    canary_ms: tuple[float, ...] = ()
+    canary_ms: tuple[tuple[float, ...], ...] = ()
     missing: str = ""
     mismatch: str = ""
 
@@ -148,12 +150,13 @@ def _check(base: Base, new: Sequence[Any], *, better: str, margin: float, unit: 
     return None
 
 
-def machine_shift(base: Sequence[float], new: Sequence[float]) -> float:
-    """By how much the machine itself was slower (+) than at the baseline, as a log; 0 within the canary's own noise."""
-    if not base or not new:
-        return 0.0
-    shift = math.log(geometric_mean(new) / geometric_mean(base))
-    return shift if abs(shift) > CANARY_NOISE else 0.0
+def _machine(base: Base, canary_ms: Sequence[float], n: int) -> stats.Canary | None:
+    """The machine's state beside the baseline's and the first `n` new runs; None where it is not known or did not change."""
+    if not base.canary_ms or len(canary_ms) < n:
+        return None
+    logs = [[math.log(v) for v in s] for s in base.canary_ms]
+    found = stats.Canary(base=logs, new=[math.log(v) for v in canary_ms[:n]])
+    return found if found.spread() > CANARY_NOISE else None
 
 
 def judge(
@@ -166,13 +169,12 @@ def judge(
     unit: str = "",
     definition: str = "",
     final: bool = False,
-    shift: float = 0.0,
+    canary_ms: Sequence[float] = (),
 ) -> Verdict:
     """The verdict on all runs so far: takes each planned look in order and freezes at the first that decides.
 
     `final` says that no more runs will come (budget spent): the last complete look then counts as the last.
-    `inconclusive` before that means "measure more". `shift` is the machine's own (see `machine_shift`): a regression
-    must stand without it, and so must a pass on a machine that was faster than at the baseline.
+    `inconclusive` before that means "measure more". `canary_ms` stands beside the new runs, as in the baseline.
     """
     margin = max(margin, rule.min_margin)
     if bad := _check(base, new, better=better, margin=margin, unit=unit, definition=definition):
@@ -187,72 +189,63 @@ def judge(
     logs = [stats.worse_logs(s, better) for s in base.sessions]
     p_seq, verdict = 1.0, None
     for n in looks:
-        e = stats.estimate(logs, stats.worse_logs(new[:n], better), session_prior=rule.session_prior)
+        machine = _machine(base, canary_ms, n)
+        e = stats.estimate(logs, stats.worse_logs(new[:n], better), session_prior=rule.session_prior, canary=machine)
         p_seq = min(p_seq, e.p_worse() / rule.weight)
         last = n == rule.looks[-1] or (final and n == looks[-1])
-        word, reason = _decide(e, stats.log_margin(margin, better), rule, p_seq=p_seq, last=last, second=n == rule.looks[1], shift=shift)
-        verdict = _described(word, reason, e, base, new[:n], better=better, margin=margin, rule=rule, p_seq=p_seq, shift=shift)
+        word, reason = _decide(e, stats.log_margin(margin, better), rule, p_seq=p_seq, last=last, second=n == rule.looks[1])
+        found = _described(word, reason, e, base, new[:n], better=better, margin=margin, rule=rule)
+        verdict = dataclasses.replace(found, p_seq=min(1.0, p_seq), notes=found.notes + _machine_note(machine, found))
         if verdict.decided or (rule.futility and reason.startswith("futile")):
             break
     assert verdict is not None  # len(new) >= rule.looks[0], so there was a look
     return verdict
 
 
-def _decide(e: stats.Estimate, delta: float, rule: Rule, *, p_seq: float, last: bool, second: bool, shift: float) -> tuple[str, str]:
+def _decide(e: stats.Estimate, delta: float, rule: Rule, *, p_seq: float, last: bool, second: bool) -> tuple[str, str]:
     """One look's word and, when it is `inconclusive`, the reason.
 
     Pass if U < delta; regression if L > delta, or at the last look L > 0 and theta > delta.
     """
     half = e.bound(stats.ALPHA * rule.weight)
-    slower, faster = max(shift, 0.0), max(-shift, 0.0)
-
-    def worse(s: float) -> bool:
-        return e.theta - half - s > delta or (last and e.theta - half - s > 0 and e.theta - s > delta)
-
-    if e.theta + half + faster < delta:
-        better_still = e.theta + half + faster < 0 and e.theta + faster < -delta
-        return (IMPROVEMENT if better_still else PASS), ""
-    if worse(slower) and p_seq <= P_SEQ_LIMIT:
+    low, high = e.theta - half, e.theta + half
+    if high < delta:
+        return (IMPROVEMENT if high < 0 and e.theta < -delta else PASS), ""
+    if (low > delta or (last and low > 0 and e.theta > delta)) and p_seq <= P_SEQ_LIMIT:
         return REGRESSION, ""
-    if (worse(0.0) and p_seq <= P_SEQ_LIMIT) or e.theta + half < delta:
-        return INCONCLUSIVE, f"{_shift_words(shift)} than when the baseline was recorded: run it again on the machine as it was"
     if rule.futility and second and not last and delta / 2 < e.theta < delta:
         return INCONCLUSIVE, "futile within this profile's budget: the change lies between half the margin and the margin"
     return INCONCLUSIVE, "the interval reaches beyond the margin"
 
 
-def _shift_words(shift: float) -> str:
-    return f"the machine itself was {100 * abs(math.expm1(shift)):.0f} % {'slower' if shift > 0 else 'faster'}"
-
-
 def _described(
-    word: str,
-    reason: str,
-    e: stats.Estimate,
-    base: Base,
-    new: Sequence[float],
-    *,
-    better: str,
-    margin: float,
-    rule: Rule,
-    p_seq: float,
-    shift: float,
+    word: str, reason: str, e: stats.Estimate, base: Base, new: Sequence[float], *, better: str, margin: float, rule: Rule
 ) -> Verdict:
     """A look's word with the figures that explain it, in terms of the metric's own value."""
     delta, half = stats.log_margin(margin, better), e.bound(stats.ALPHA * rule.weight)
     low, high = e.theta - half, e.theta + half
-    notes: tuple[str, ...] = ("unstable: runs differ by more than 25 %",) if e.sd > UNSTABLE_SD else ()
-    if shift:
-        notes += (f"canary: {_shift_words(shift)} than at the baseline",)
     ends = sorted((as_change(low, better), as_change(high, better)))
     open_gate = word == INCONCLUSIVE
     return Verdict(
         verdict=word, reason=reason,
         value=geometric_mean(new), baseline=_baseline_mean(base), change=as_change(e.theta, better), low=ends[0], high=ends[1],
-        margin=margin, p_seq=min(1.0, p_seq), runs=tuple(new), baseline_runs=base.runs, notes=notes,
-        more_runs=max((stats.runs_needed(e, delta) or 0) - e.new_runs, 0) or None if open_gate and not shift else None,
-        certifiable=abs(as_change(high, better)) if open_gate and high > 0 and not shift else None,
+        margin=margin, runs=tuple(new), baseline_runs=base.runs,
+        notes=("unstable: runs differ by more than 25 %",) if e.sd > UNSTABLE_SD else (),
+        more_runs=max((stats.runs_needed(e, delta) or 0) - e.new_runs, 0) or None if open_gate else None,
+        certifiable=abs(as_change(high, better)) if open_gate and high > 0 else None,
     )  # fmt: skip
+
+
+def _machine_note(machine: stats.Canary | None, found: Verdict) -> tuple[str, ...]:
+    """What the canary took out of the change, where that matters to a reader."""
+    if machine is None or found.change is None or not found.baseline or found.value is None:
+        return ()
+    raw, shift = found.value / found.baseline - 1, math.expm1(machine.shift())
+    if abs(raw - found.change) < 0.005:
+        return ()
+    return (
+        f"the machine itself was {100 * abs(shift):.0f} % {'slower' if shift > 0 else 'faster'} (canary); with that the change is {100 * raw:+.1f} %",
+    )
 
 
 def false_alarms(verdicts: int) -> float:

@@ -64,23 +64,70 @@ def _session_variance(means: Sequence[float], within: float, runs_per_session: f
     return (PRIOR_DF * prior**2 + (s - 1) * seen) / df, df
 
 
-def estimate(base_sessions: Sequence[Sequence[float]], new: Sequence[float], *, session_prior: float) -> Estimate:
+@dataclass(frozen=True)
+class Canary:
+    """The machine's own state beside each run: logs of what a fixed piece of work took. `base` is shaped as the sessions."""
+
+    base: Sequence[Sequence[float]]
+    new: Sequence[float]
+
+    def spread(self) -> float:
+        """By how much the state differs over all runs, as a log."""
+        every = [x for s in self.base for x in s] + list(self.new)
+        return max(every) - min(every)
+
+    def shift(self) -> float:
+        """By how much the machine was slower (+) for the new runs than for the baseline, as a log."""
+        return statistics.fmean(self.new) - statistics.fmean(x for s in self.base for x in s)
+
+
+# A server never loses more than the canary does, which is nothing but memory traffic, and never gains by its loss.
+SLOPE_RANGE = (0.0, 1.0)
+SLOPE_VARIANCE = 1 / 12  # of a slope that could lie anywhere in that range
+
+
+def _slope(base: Sequence[Sequence[float]], new: Sequence[float], canary: Canary) -> tuple[float, float]:
+    """How much of a change of the canary reaches the metric, from the runs of each session alone, and its leverage Sxx."""
+    sxx = sxy = 0.0
+    for z, x in zip([*base, new], [*canary.base, canary.new], strict=True):
+        mz, mx = statistics.fmean(z), statistics.fmean(x)
+        sxx += sum((b - mx) ** 2 for b in x)
+        sxy += sum((a - mz) * (b - mx) for a, b in zip(z, x, strict=True))
+    return (min(max(sxy / sxx, SLOPE_RANGE[0]), SLOPE_RANGE[1]) if sxx else 0.0), sxx
+
+
+def estimate(
+    base_sessions: Sequence[Sequence[float]], new: Sequence[float], *, session_prior: float, canary: Canary | None = None
+) -> Estimate:
     """Compare new runs with a baseline of sessions; all values are logs from `worse_logs`.
 
     The run part of the variance is the larger of the pooled and the Welch form (pooled has the degrees of freedom that
     three runs need, Welch protects when the new build is noisier) and of the resolution floor.
     `session_prior` is the prior sd of a session's own shift; 0 where base and new runs were interleaved.
+    With `canary` the machine's state is a covariate (analysis of covariance): its part is taken out of every run, one
+    degree of freedom is paid, and the less the runs tell about its effect, the wider the error.
     """
+    v_slope, paid = 0.0, 0
+    if canary is not None:
+        slope, sxx = _slope(base_sessions, new, canary)
+        middle = statistics.fmean(x for s in canary.base for x in s)
+        base_sessions = [
+            [z - slope * (x - middle) for z, x in zip(s, c, strict=True)] for s, c in zip(base_sessions, canary.base, strict=True)
+        ]
+        new = [z - slope * (x - middle) for z, x in zip(new, canary.new, strict=True)]
+        paid = 1
     means = [statistics.fmean(s) for s in base_sessions]
     k, m, sessions = sum(map(len, base_sessions)), len(new), len(means)
     df_base, df_new = k - sessions, m - 1
     squares = sum((z - mean) ** 2 for s, mean in zip(base_sessions, means, strict=True) for z in s)
     base_var = squares / df_base if df_base else 0.0
     new_var = _variance(new)
-    df_run = df_base + df_new
-    pooled = (df_base * base_var + df_new * new_var) / df_run if df_run else 0.0
+    df_run = df_base + df_new - paid
+    pooled = (df_base * base_var + df_new * new_var) / df_run if df_run > 0 else 0.0
+    if canary is not None:
+        v_slope = canary.shift() ** 2 * min(max(pooled, FLOOR**2) / sxx if sxx else math.inf, SLOPE_VARIANCE)
     spread = 1 / k + 1 / m
-    v_run = max(pooled * spread, base_var / k + new_var / m, FLOOR**2 * spread)
+    v_run = max(pooled * spread, base_var / k + new_var / m, FLOOR**2 * spread) + v_slope
     v_session, df_session = 0.0, math.inf
     if session_prior > 0:
         shift, df_session = _session_variance(means, base_var, k / sessions, session_prior)

@@ -16,7 +16,7 @@ from ..core.spec import Arm, ClosedLoop, Framework, Gpu, Launch, Model, UserErro
 from ..core.validity import Spoiled, load_problem
 from ..core.workload import Request, make_requests, single_token_words, workload_hash
 from . import loadgen, weights
-from .canary import canary_ms
+from .canary import canary
 from .client import Client
 from .device import LoadWatch
 from .environment import fingerprint
@@ -110,9 +110,9 @@ class EngineRunner:
             if time.monotonic() > give_up:
                 raise Spoiled(problem, watch.seen)
 
-    def canary_ms(self) -> float | None:
+    def canary(self) -> dict[str, float] | None:
         """Only for the processors so far: on a GPU the canary must run on the card."""
-        return canary_ms() if self.spec.gpu.kind == "cpu" else None
+        return canary() if self.spec.gpu.kind == "cpu" else None
 
     def _env(self) -> dict[str, str]:
         offline = {"HF_HUB_OFFLINE": "1"} if self.weights.local else {}

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..core.gate import INCONCLUSIVE, INVALID, NO_BASELINE, Base, Rule, Verdict, geometric_mean, judge, machine_shift
+from ..core.gate import INCONCLUSIVE, INVALID, NO_BASELINE, Base, Rule, Verdict, geometric_mean, judge
 from ..core.metrics import find_metric, measure
 from ..core.plan import Block, GateSpec, Task
 from ..core.record import OK, Trace, to_plain
@@ -40,8 +40,8 @@ class Runner(Protocol):
     def start(self, arm: Arm, run: int, attempt: int) -> AbstractContextManager[Running]:
         """A fresh server start."""
 
-    def canary_ms(self) -> float | None:
-        """What a fixed piece of work takes on the machine itself just now; None where there is none."""
+    def canary(self) -> dict[str, float] | None:
+        """What a fixed piece of work takes on the machine itself just now (`ms`, `cores`); None where there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,15 +69,9 @@ class Progress:
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     broken: dict[tuple[str, str], str] = field(default_factory=dict)
 
-    def canary_ms(self, gate: GateSpec) -> list[float]:
-        """What the canary took beside each valid run of the gate's scenario."""
-        mine = (m for m in self.measurements if m["valid"] and (m["scenario"], m["arm"]) == (gate.scenario, gate.arm))
-        return [m["canary_ms"] for m in mine if m["canary_ms"] is not None]
-
-    def values(self, gate: GateSpec) -> list[Any]:
-        """The gate's value in every valid run; None where the metric is missing from one."""
-        mine = (m for m in self.measurements if m["valid"] and (m["scenario"], m["arm"]) == (gate.scenario, gate.arm))
-        return [m["metrics"].get(gate.metric) for m in mine]
+    def runs(self, gate: GateSpec) -> list[dict[str, Any]]:
+        """The valid runs of the gate's scenario."""
+        return [m for m in self.measurements if m["valid"] and (m["scenario"], m["arm"]) == (gate.scenario, gate.arm)]
 
     def plain(self) -> dict[str, Any]:
         named = ("complete", "error", "server_start_s", "spent_s", "measurements", "traces", "environment")
@@ -89,7 +83,8 @@ def settle(gate: GateSpec, progress: Progress, orders: Orders, *, final: bool) -
     """The gate's verdict on what is known, or None when it needs more runs. Looks at no other gate."""
     if reason := progress.broken.get((gate.scenario, gate.arm)):
         return Verdict(verdict=INVALID, reason=reason, margin=gate.margin)
-    values, metric = progress.values(gate), find_metric(gate.metric)
+    runs, metric = progress.runs(gate), find_metric(gate.metric)
+    values: list[Any] = [m["metrics"].get(gate.metric) for m in runs]
     need, base = orders.needs[gate.key], orders.bases[gate.key]
     if any(v is None for v in values):
         return Verdict(
@@ -105,7 +100,7 @@ def settle(gate: GateSpec, progress: Progress, orders: Orders, *, final: bool) -
         return None
     found = judge(
         base, values, better=metric.better, margin=gate.margin, rule=orders.rule, unit=metric.unit,
-        definition=metric.definition, final=final, shift=machine_shift(base.canary_ms, progress.canary_ms(gate)),
+        definition=metric.definition, final=final, canary_ms=[m["canary"]["ms"] for m in runs if m["canary"]],
     )  # fmt: skip
     open_gate = found.verdict == INCONCLUSIVE and not found.reason.startswith("futile")
     return None if open_gate and not final and len(values) < orders.rule.looks[-1] else found
@@ -190,8 +185,7 @@ class BlockMeter:
 
     def _one_start(self, arm: Arm, run: int, attempt: int, tasks: list[Task]) -> list[Task]:
         """Measure `tasks` on one fresh server; those that the machine spoiled and that may be tried again."""
-        began, problems, first = time.monotonic(), {}, len(self.progress.measurements)
-        before = self.runner.canary_ms()
+        began, problems = time.monotonic(), {}
         try:
             with self.runner.start(arm, run, attempt) as server:
                 self.progress.server_start_s.append(round(server.start_s, 3))
@@ -200,20 +194,11 @@ class BlockMeter:
                     self.save(self.progress.plain())
         except Spoiled as e:  # before anything was measured
             problems = dict.fromkeys(tasks, (str(e), True))
-        self._note_canary(before, self.progress.measurements[first:])
         share = (time.monotonic() - began) / len(tasks)
         for task in tasks:
             name = str(task.scenario)
             self.progress.spent_s[name] = round(self.progress.spent_s.get(name, 0.0) + share, 3)
         return self._again(arm, attempt, problems)
-
-    def _note_canary(self, before: float | None, rows: list[dict[str, Any]]) -> None:
-        """The canary before and after the server ran stands beside what was measured between."""
-        after = self.runner.canary_ms() if rows else None
-        if before is not None and after is not None:
-            for row in rows:
-                row["canary_ms"] = round(geometric_mean([before, after]), 4)
-            self.save(self.progress.plain())
 
     def _again(self, arm: Arm, attempt: int, problems: Mapping[Task, tuple[str, bool] | None]) -> list[Task]:
         """Tasks to measure once more: spoiled by the machine, first attempt. Every other problem breaks the scenario."""
@@ -227,6 +212,7 @@ class BlockMeter:
         return again
 
     def _one_scenario(self, server: Running, arm: Arm, run: int, scenario: ClosedLoop) -> tuple[str, bool] | None:
+        before = self.runner.canary()
         try:
             trace = server.measure(scenario)
         except Spoiled as e:
@@ -241,7 +227,7 @@ class BlockMeter:
         self.progress.measurements.append({
             "scenario": str(scenario), "arm": arm.name, "run": run, "valid": problem is None,
             "invalid": problem[0] if problem else None, "metrics": metrics, "requests": len(trace.records),
-            "failed": failed, "load": trace.load, "canary_ms": None,
+            "failed": failed, "load": trace.load, "canary": _mean_canary(before, self.runner.canary()),
         })  # fmt: skip
         shown = (f"{label} {metrics[m]:.4g} {find_metric(m).unit}" for m, label in SHOWN.items() if m in metrics)
         self.say(f"  {scenario}: " + (", ".join(shown) or "no figures") + ("" if problem is None else "  (does not count)"))
@@ -264,6 +250,13 @@ class BlockMeter:
         lows = {"judge": looks[0], "record": rule.record_runs, "report": 1}
         highs = {"judge": looks[-1], "record": rule.record_runs, "report": 1}
         return max(lows[n] for n in needs if n in lows), max(highs[n] for n in needs if n in highs)
+
+
+def _mean_canary(before: dict[str, float] | None, after: dict[str, float] | None) -> dict[str, float] | None:
+    """The machine's state over a window, from just before and just after it."""
+    if before is None or after is None or before["cores"] != after["cores"]:
+        return None
+    return {"ms": round(geometric_mean([before["ms"], after["ms"]]), 4), "cores": before["cores"]}
 
 
 SHOWN = {"output_tok_s": "output", "ttft_ms.p50": "TTFT p50", "tpot_ms.p50": "TPOT p50"}

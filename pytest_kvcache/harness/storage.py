@@ -49,13 +49,14 @@ def pack_records(traces: Sequence[Mapping[str, Any]]) -> bytes:
     return buffer.getvalue()
 
 
-def write_run(folder: Path, run: dict[str, Any], traces: Sequence[Mapping[str, Any]], html: str) -> None:
-    """Write `records.npz`, `run.json` and `report.html`; UserError in one line when the disk refuses."""
+def write_run(folder: Path, run: dict[str, Any], traces: Sequence[Mapping[str, Any]], html: str | None) -> None:
+    """Write `records.npz`, `run.json` and, where it could be made, `report.html`; UserError when the disk refuses."""
     try:
         packed = pack_records(traces)
         write_bytes(folder / "records.npz", packed)
         described = {"columns": COLUMNS, "files": {"records.npz": hashlib.sha256(packed).hexdigest()}}
         write_json(folder / "run.json", run | described)
-        write_bytes(folder / "report.html", html.encode())
+        if html is not None:
+            write_bytes(folder / "report.html", html.encode())
     except OSError as e:
         raise UserError(f"{folder}: the report could not be written ({e.strerror or e})") from e

@@ -21,7 +21,6 @@ from pytest_kvcache.core.gate import (
     Rule,
     fails,
     judge,
-    machine_shift,
     rule_for,
 )
 
@@ -149,28 +148,65 @@ def test_fifty_percent_on_a_noisy_cpu_is_a_regression_at_the_first_look():
     assert len(found.runs) == 3
 
 
-@pytest.mark.parametrize(("factor", "shift", "word"), [
-    (1.3, math.log(1.3), INCONCLUSIVE),  # as much slower as the machine itself: says nothing about the engine
-    (2.0, math.log(1.3), REGRESSION),  # slower than the machine explains
-    (1.3, 0.0, REGRESSION),
-    (1.0, 0.0, PASS),
-    (1.0, math.log(0.7), INCONCLUSIVE),  # a faster machine may hide a loss
-    (0.5, math.log(0.7), IMPROVEMENT),
-    (1.0, math.log(1.3), PASS),  # good even on a slower machine
+FAST, SLOW = 6.0, 11.0  # what the canary takes in the two states of a machine
+LEVEL = {FAST: 1.0, SLOW: 1.22}  # what the engine makes of it
+
+
+def with_states(base, new, factor=1.0):
+    """A baseline and new runs measured in the given states of the machine; the engine itself `factor` slower."""
+    noise = (1.0, 1.01, 0.99, 1.005, 0.995)
+    stored = Base(
+        sessions=(tuple(LEVEL[s] * n for s, n in zip(base, noise, strict=False)),),
+        canary_ms=(tuple(s * n for s, n in zip(base, noise[::-1], strict=False)),),
+    )
+    runs = [factor * LEVEL[s] * n for s, n in zip(new, (*noise[1:], noise[0]), strict=False)]
+    canary = [s * n for s, n in zip(new, noise, strict=False)]
+    return judge(stored, runs, better="lower", margin=0.15, rule=RULES["cpu"], canary_ms=canary, final=True)
+
+
+@pytest.mark.parametrize(("base", "new", "factor", "words"), [
+    ([FAST] * 5, [FAST] * 3, 1.0, {PASS}), ([FAST] * 5, [FAST] * 3, 1.5, {REGRESSION}),
+    ([FAST, FAST, SLOW, SLOW, FAST], [SLOW] * 3, 1.0, {PASS}),  # without the canary: a change of 12 %
+    ([FAST, FAST, SLOW, SLOW, FAST], [SLOW] * 3, 1.5, {REGRESSION}),
+    ([FAST, FAST, SLOW, SLOW, FAST], [FAST, SLOW, FAST], 1.0, {PASS}),
+    ([SLOW, SLOW, FAST, SLOW, SLOW], [FAST] * 3, 1.5, {REGRESSION}),  # a faster machine hides nothing
+    ([FAST] * 5, [SLOW] * 4, 1.0, {INCONCLUSIVE, PASS}),  # never in that state before: no accusation
+    ([SLOW] * 5, [FAST] * 4, 1.22, {INCONCLUSIVE}),  # never in that state before: no excuse
 ])  # fmt: skip
-def test_a_shifted_machine_neither_accuses_nor_excuses(factor, shift, word):
-    base, new = [1.0, 1.01, 0.99, 1.005, 0.995], [factor * v for v in (1.0, 1.01, 0.99)]
-    found = judge(Base(sessions=(tuple(base),)), new, better="lower", margin=0.15, rule=RULES["cpu"], shift=shift)
-    assert found.verdict == word
-    if word == INCONCLUSIVE:
-        assert "the machine itself was 30 %" in found.reason
-    assert bool(found.notes) == bool(shift)
+def test_a_machine_of_two_states_neither_accuses_nor_excuses(base, new, factor, words):
+    assert with_states(base, new, factor).verdict in words
 
 
-def test_the_canary_ignores_its_own_noise():
-    assert machine_shift([10, 10.2, 9.9], [10.3, 10.4]) == 0.0
-    assert machine_shift([10.0], [13.0]) == pytest.approx(math.log(1.3))
-    assert machine_shift([], [13.0]) == machine_shift([10.0], []) == 0.0
+def test_without_the_canary_the_same_figures_would_accuse():
+    found = with_states([FAST] * 5, [SLOW] * 5)
+    plain = judge(
+        Base(sessions=(tuple([1.0, 1.01, 0.99, 1.005, 0.995]),)), list(found.runs), better="lower", margin=0.15, rule=RULES["cpu"]
+    )
+    assert plain.verdict == REGRESSION
+    assert found.verdict != REGRESSION
+
+
+def test_the_canary_within_its_own_noise_changes_nothing():
+    base, new = (1.0, 1.01, 0.99, 1.005, 0.995), [1.0, 1.01, 1.0]
+    still = judge(
+        Base(sessions=(base,), canary_ms=((6.0, 6.1, 6.0, 5.95, 6.05),)),
+        new,
+        better="lower",
+        margin=0.15,
+        rule=RULES["cpu"],
+        canary_ms=[6.1, 6.0, 6.0],
+    )
+    assert still == judge(Base(sessions=(base,)), new, better="lower", margin=0.15, rule=RULES["cpu"])
+
+
+@given(samples, new_samples, directions, st.lists(st.floats(min_value=1.0, max_value=20.0), min_size=24, max_size=24))
+def test_no_canary_makes_a_loss_beyond_anything_it_explains_pass(base, new, better, canary):
+    """The machine's part is at most what the canary itself lost: beyond that and the margin nothing passes."""
+    lost = max(canary) / min(canary) * 1.5
+    worse = [v * lost for v in new] if better == "lower" else [v / lost for v in new]
+    stored = Base(sessions=(tuple(base),), canary_ms=(tuple(canary[: len(base)]),))
+    found = judge(stored, worse, better=better, margin=0.05, rule=RULES["gpu"], final=True, canary_ms=canary[12 : 12 + len(new)])
+    assert found.verdict in (REGRESSION, INCONCLUSIVE)
 
 
 def test_futility_stops_a_gate_in_ci_only():

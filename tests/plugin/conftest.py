@@ -10,6 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from pytest_kvcache.harness.files import schema_problem
+
 HERE = pathlib.Path(__file__).parent
 SUITE = """
 import pytest
@@ -101,6 +103,7 @@ class Project:
             stdin=subprocess.DEVNULL,
         )
         run = json.loads((out / "run.json").read_text()) if (out / "run.json").exists() else None
+        assert run is None or schema_problem(run, "run") == ""
         return Result(
             code=done.returncode,
             out=done.stdout + done.stderr,

@@ -32,7 +32,9 @@ class Running:
             raise Spoiled("other processes used 0.99 of 2 cores (allowed 0.3): pid 4711 python burn.py 0.99", {"foreign_cores": 0.99})
         time.sleep(told("SLEEP", 0.0))
         noise = random.Random(f"{scenario}|{self.run}|{told('SEED', 0)}").gauss(0, told("CV", 0.02))
-        factor = (1 + noise) * (told("SLOW", {}).get(str(scenario), 1.0)) * told("ALL_SLOW", 1.0)
+        factor = (
+            (1 + noise) * (told("SLOW", {}).get(str(scenario), 1.0)) * told("ALL_SLOW", 1.0) * told("SLOW_RUNS", {}).get(str(self.run), 1.0)
+        )
         ttft, tpot, osl = 0.1 * factor, 0.02 * factor, scenario.osl
         records, now = [], 0.0
         for i in range(8):
@@ -70,6 +72,8 @@ class Running:
 
 
 class Runner:
+    run = 0
+
     def environment(self, arms):
         subject = {"dist:engine": told("VERSION", "1.0"), "cpus_allowed": told("CPUS", 2)}
         return {"identity": {"gpu": told("CPU", "Test CPU, 2 cores"), "model": "m"}, "subject": subject, "context": {"host": "h"}}
@@ -77,13 +81,14 @@ class Runner:
     def workload(self, scenario):
         return str(scenario)
 
-    def canary_ms(self):
-        return told("CANARY", 10.0)
+    def canary(self):
+        return {"ms": told("CANARY", {}).get(str(self.run), 10.0), "cores": told("CORES", 2)}
 
     @contextlib.contextmanager
     def start(self, arm, run, attempt):
         from pytest_kvcache.core.spec import UserError
 
+        self.run = run
         with LOG.open("a") as f:
             f.write(f"start run{run} attempt{attempt} t{time.monotonic()}\n")
         if told("DIES"):
