@@ -243,9 +243,7 @@ def _machine_note(machine: stats.Canary | None, found: Verdict) -> tuple[str, ..
     raw, shift = found.value / found.baseline - 1, math.expm1(machine.shift())
     if abs(raw - found.change) < 0.005:
         return ()
-    return (
-        f"the machine itself was {100 * abs(shift):.0f} % {'slower' if shift > 0 else 'faster'} (canary); with that the change is {100 * raw:+.1f} %",
-    )
+    return (f"the machine itself was in another state (canary {100 * shift:+.0f} %); with that the change is {100 * raw:+.1f} %",)
 
 
 def false_alarms(verdicts: int) -> float:

@@ -81,9 +81,10 @@ class Canary:
         return statistics.fmean(self.new) - statistics.fmean(x for s in self.base for x in s)
 
 
-# A server never loses more than the canary does, which is nothing but memory traffic, and never gains by its loss.
-SLOPE_RANGE = (0.0, 1.0)
-SLOPE_VARIANCE = 1 / 12  # of a slope that could lie anywhere in that range
+# The canary tells states apart, it does not say which is the better one: two cores that share a cache get less memory
+# bandwidth and find each other faster. A server never moves by more than the canary, which is nothing but memory traffic.
+SLOPE_RANGE = (-1.0, 1.0)
+SLOPE_VARIANCE = 1 / 3  # of a slope that could lie anywhere in that range
 
 
 def _slope(base: Sequence[Sequence[float]], new: Sequence[float], canary: Canary) -> tuple[float, float]:

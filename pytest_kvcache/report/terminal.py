@@ -116,7 +116,7 @@ def summary(verdicts: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     for v in sorted(verdicts, key=order):
         rows.append((label(v), line(v)))
-        if v["verdict"] not in ("pass", "invalid", "no-baseline"):
+        if v["verdict"] not in ("invalid", "no-baseline"):
             rows += [("", "    " + text) for text in details(v)]
     cures = dict.fromkeys(v["cure"] for v in verdicts if v["cure"] and v["verdict"] in ("no-baseline", "invalid"))
     return rows + [("", text) for text in _log(verdicts)] + [("", f"to cure it: {cure}") for cure in cures]

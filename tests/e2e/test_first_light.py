@@ -38,14 +38,15 @@ def test_the_recorded_baseline_holds_real_runs(recorded):
     assert session["environment"]["subject"]["dist:transformers"]
 
 
-def test_an_unchanged_engine_is_no_regression(recorded):
-    result = recorded.run()
+@pytest.mark.parametrize("args", [(), ("-n", "2")], ids=["alone", "xdist"])
+def test_an_unchanged_engine_is_no_regression(recorded, args):
+    result = recorded.run(*args)
     assert "regression" not in result.verdicts.values(), result.out
     assert "invalid" not in result.verdicts.values(), result.out
     assert result.code == 0, result.out
     (block,) = result.run["blocks"].values()
     assert all(m["requests"] == 12 and m["failed"] == 0 for m in block["measurements"])
-    check_physics(recorded.folder / "report2", result.run)
+    check_physics(recorded.folder / f"report{recorded.calls}", result.run)
 
 
 def check_physics(folder, run):
