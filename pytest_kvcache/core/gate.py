@@ -195,7 +195,7 @@ def judge(
         last = n == rule.looks[-1] or (final and n == looks[-1])
         word, reason = _decide(e, stats.log_margin(margin, better), rule, p_seq=p_seq, last=last, second=n == rule.looks[1])
         found = _described(word, reason, e, base, new[:n], better=better, margin=margin, rule=rule)
-        verdict = dataclasses.replace(found, p_seq=min(1.0, p_seq), notes=found.notes + _machine_note(machine, found))
+        verdict = dataclasses.replace(found, p_seq=min(1.0, p_seq), notes=found.notes + _machine_note(machine))
         if verdict.decided or (rule.futility and reason.startswith("futile")):
             break
     assert verdict is not None  # len(new) >= rule.looks[0], so there was a look
@@ -236,14 +236,14 @@ def _described(
     )  # fmt: skip
 
 
-def _machine_note(machine: stats.Canary | None, found: Verdict) -> tuple[str, ...]:
-    """What the canary took out of the change, where that matters to a reader."""
-    if machine is None or found.change is None or not found.baseline or found.value is None:
+def _machine_note(machine: stats.Canary | None) -> tuple[str, ...]:
+    """That the machine was in another state, and which way."""
+    shift = machine.shift() if machine else 0.0
+    if abs(shift) <= CANARY_NOISE:
         return ()
-    raw, shift = found.value / found.baseline - 1, math.expm1(machine.shift())
-    if abs(raw - found.change) < 0.005:
-        return ()
-    return (f"the machine itself was in another state (canary {100 * shift:+.0f} %); with that the change is {100 * raw:+.1f} %",)
+    return (
+        f"the machine itself was in another state than at the baseline (canary {100 * math.expm1(shift):+.0f} %); the interval allows for it",
+    )
 
 
 def false_alarms(verdicts: int) -> float:

@@ -18,29 +18,37 @@ ROUNDS = 7
 ELEMENTS = 8_000_000  # 64 MB a core, beyond its share of the caches
 
 
-def canary() -> dict[str, float]:
-    """`ms`: CPU time of the fixed work, mean over the cores that did it together; `cores`: how many they were."""
+def canary() -> dict[str, float] | None:
+    """`ms`: CPU time of the fixed work, mean over the cores that did it together; `cores`: how many they were.
+
+    None where the cores cannot be had (no memory for the arrays, no leave to pin).
+    """
     cores = sorted(os.sched_getaffinity(0))[:MOST_CORES] if hasattr(os, "sched_getaffinity") else [-1]
     found: list[float] = []
     together = threading.Barrier(len(cores))
     # Threads of their own: pinning must not stick to the caller. numpy lets go of the interpreter's lock meanwhile.
-    threads = [threading.Thread(target=lambda c=core: found.append(_work(c, together))) for core in cores]
+    threads = [threading.Thread(target=_work, args=(core, together, found)) for core in cores]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return {"ms": round(fmean(found), 4), "cores": len(cores)}
+    return {"ms": round(fmean(found), 4), "cores": len(cores)} if len(found) == len(cores) else None
 
 
-def _work(core: int, together: threading.Barrier) -> float:
+def _work(core: int, together: threading.Barrier, found: list[float]) -> None:
     import numpy as np
 
-    if core >= 0:
-        os.sched_setaffinity(0, {core})
-    array, rounds = np.ones(ELEMENTS), []
-    together.wait()
+    rounds = []
+    try:
+        if core >= 0:
+            os.sched_setaffinity(0, {core})
+        array = np.ones(ELEMENTS)
+        together.wait(timeout=30)
+    except (OSError, MemoryError, threading.BrokenBarrierError):
+        together.abort()  # nobody may wait for this core
+        return
     for _ in range(ROUNDS):
         began = time.thread_time_ns()
         np.add(array, 1.0, out=array)
         rounds.append((time.thread_time_ns() - began) / 1e6)
-    return median(rounds)
+    found.append(median(rounds))

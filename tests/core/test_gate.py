@@ -148,42 +148,16 @@ def test_fifty_percent_on_a_noisy_cpu_is_a_regression_at_the_first_look():
     assert len(found.runs) == 3
 
 
-FAST, SLOW = 6.0, 11.0  # what the canary takes in the two states of a machine
-LEVEL = {FAST: 1.0, SLOW: 1.22}  # what the engine makes of it
-
-
-def with_states(base, new, factor=1.0):
-    """A baseline and new runs measured in the given states of the machine; the engine itself `factor` slower."""
-    noise = (1.0, 1.01, 0.99, 1.005, 0.995)
-    stored = Base(
-        sessions=(tuple(LEVEL[s] * n for s, n in zip(base, noise, strict=False)),),
-        canary_ms=(tuple(s * n for s, n in zip(base, noise[::-1], strict=False)),),
-    )
-    runs = [factor * LEVEL[s] * n for s, n in zip(new, (*noise[1:], noise[0]), strict=False)]
-    canary = [s * n for s, n in zip(new, noise, strict=False)]
-    return judge(stored, runs, better="lower", margin=0.15, rule=RULES["cpu"], canary_ms=canary, final=True)
-
-
-@pytest.mark.parametrize(("base", "new", "factor", "words"), [
-    ([FAST] * 5, [FAST] * 3, 1.0, {PASS}), ([FAST] * 5, [FAST] * 3, 1.5, {REGRESSION}),
-    ([FAST, FAST, SLOW, SLOW, FAST], [SLOW] * 3, 1.0, {PASS}),  # without the canary: a change of 12 %
-    ([FAST, FAST, SLOW, SLOW, FAST], [SLOW] * 3, 1.5, {REGRESSION}),
-    ([FAST, FAST, SLOW, SLOW, FAST], [FAST, SLOW, FAST], 1.0, {PASS}),
-    ([SLOW, SLOW, FAST, SLOW, SLOW], [FAST] * 3, 1.5, {REGRESSION}),  # a faster machine hides nothing
-    ([FAST] * 5, [SLOW] * 4, 1.0, {INCONCLUSIVE, PASS}),  # never in that state before: no accusation
-    ([SLOW] * 5, [FAST] * 4, 1.22, {INCONCLUSIVE}),  # never in that state before: no excuse
+@pytest.mark.parametrize(("factor", "canary", "word"), [
+    (1.3, 6.0, REGRESSION), (1.3, 11.0, INCONCLUSIVE), (1.3, 3.3, INCONCLUSIVE), (2.0, 11.0, REGRESSION), (1.0, 6.0, PASS),
+    (1.0, 11.0, INCONCLUSIVE),
 ])  # fmt: skip
-def test_a_machine_of_two_states_neither_accuses_nor_excuses(base, new, factor, words):
-    assert with_states(base, new, factor).verdict in words
-
-
-def test_without_the_canary_the_same_figures_would_accuse():
-    found = with_states([FAST] * 5, [SLOW] * 5)
-    plain = judge(
-        Base(sessions=(tuple([1.0, 1.01, 0.99, 1.005, 0.995]),)), list(found.runs), better="lower", margin=0.15, rule=RULES["cpu"]
-    )
-    assert plain.verdict == REGRESSION
-    assert found.verdict != REGRESSION
+def test_a_machine_in_another_state_neither_accuses_nor_excuses(factor, canary, word):
+    stored = Base(sessions=((1.0, 1.01, 0.99, 1.005, 0.995),), canary_ms=((6.0, 6.1, 5.9, 6.0, 6.0),))
+    new = [factor * v for v in (1.0, 1.01, 0.99, 1.0, 1.005)]
+    found = judge(stored, new, better="lower", margin=0.15, rule=RULES["cpu"], canary_ms=[canary] * 5)
+    assert found.verdict == word
+    assert bool(found.notes) == (canary != 6.0)
 
 
 def test_the_canary_within_its_own_noise_changes_nothing():
@@ -200,13 +174,12 @@ def test_the_canary_within_its_own_noise_changes_nothing():
 
 
 @given(samples, new_samples, directions, st.lists(st.floats(min_value=1.0, max_value=20.0), min_size=24, max_size=24))
-def test_no_canary_makes_a_loss_beyond_anything_it_explains_pass(base, new, better, canary):
-    """The machine's part is at most what the canary itself lost: beyond that and the margin nothing passes."""
-    lost = max(canary) / min(canary) * 1.5
-    worse = [v * lost for v in new] if better == "lower" else [v / lost for v in new]
+def test_a_canary_only_ever_widens(base, new, better, canary):
     stored = Base(sessions=(tuple(base),), canary_ms=(tuple(canary[: len(base)]),))
-    found = judge(stored, worse, better=better, margin=0.05, rule=RULES["gpu"], final=True, canary_ms=canary[12 : 12 + len(new)])
-    assert found.verdict in (REGRESSION, INCONCLUSIVE)
+    with_it = judge(stored, new[:3], better=better, margin=0.05, rule=RULES["gpu"], final=True, canary_ms=canary[12:15])
+    without = verdict(base, new[:3], better)
+    assert with_it.change == pytest.approx(without.change, abs=1e-12)
+    assert with_it.verdict in (without.verdict, INCONCLUSIVE, PASS if without.verdict == IMPROVEMENT else INCONCLUSIVE)
 
 
 def test_futility_stops_a_gate_in_ci_only():

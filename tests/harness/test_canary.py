@@ -21,3 +21,11 @@ def test_it_stays_on_the_cores_it_may_use():
         assert os.sched_getaffinity(0) == {min(before)}
     finally:
         os.sched_setaffinity(0, before)
+
+
+def test_where_a_core_cannot_be_had_there_is_no_canary(monkeypatch):
+    def refused(pid, cores):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setaffinity", refused)
+    assert canary() is None
