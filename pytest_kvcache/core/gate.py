@@ -241,9 +241,8 @@ def _machine_note(machine: stats.Canary | None) -> tuple[str, ...]:
     shift = machine.shift() if machine else 0.0
     if abs(shift) <= CANARY_NOISE:
         return ()
-    return (
-        f"the machine itself was in another state than at the baseline (canary {100 * math.expm1(shift):+.0f} %); the interval allows for it",
-    )
+    moved = f"canary {100 * math.expm1(shift):+.0f} %"
+    return (f"the machine itself was in another state than at the baseline ({moved}); the interval allows for it",)
 
 
 def false_alarms(verdicts: int) -> float:

@@ -110,13 +110,13 @@ def estimate(
     if session_prior > 0:
         shift, df_session = _session_variance(means, base_var, k / sessions, session_prior)
         v_session = shift * (1 + 1 / sessions)
-    df = (v_run + v_session) ** 2 / (v_run**2 / max(df_run, 1e-9) + v_session**2 / df_session)
-    # Not in the degrees of freedom: what is only assumed must not make the rest more certain.
     v_state = (STATE_SHARE * canary.shift()) ** 2 if canary else 0.0
+    total = v_run + v_session + v_state
+    df = total**2 / (v_run**2 / max(df_run, 1e-9) + v_session**2 / df_session)
     theta = statistics.fmean(new) - statistics.fmean(means)
     return Estimate(
         theta=theta,
-        se=math.sqrt(v_run + v_session + v_state),
+        se=math.sqrt(total),
         df=min(df, 1e6),
         new_runs=m,
         base_runs=k,
