@@ -6,6 +6,8 @@ import json
 import shutil
 import time
 import traceback
+from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,63 +26,78 @@ def finish(session: KvSession, verdicts: list[dict[str, Any]], *, exit_code: int
     from . import __version__
 
     notes: list[Note] = []
-    failed = False
     blocks = session.found()
     if session.settings.record and not interrupted:
-        try:
-            notes += [("recorded", line) for line in record(session, blocks, __version__)]
-        except UserError as e:
-            notes.append(("invalid", str(e)))
-            failed = True
+        notes += record(session, blocks, __version__)
+    failed = any(colour == "invalid" for colour, _ in notes)
     complete = not interrupted and all(b["complete"] for b in blocks)
-    target = session.settings.report or (session.scratch if blocks and not complete else None)
+    worth_it = blocks or interrupted  # a collection error must not replace an earlier report by an empty one
+    target = session.settings.report if worth_it else None
+    target = target or (session.scratch if blocks and not complete else None)
     if target:
         run = run_document(session, blocks, verdicts, complete=complete, interrupted=interrupted, exit_code=1 if failed else exit_code)
-        try:
-            _write(session, target, run, blocks)
+        if problem := _guarded(session, "writing the report", lambda: _write(session, target, run, blocks)):
+            notes.append(("invalid", problem))
+            failed = True
+        else:
             notes.append(("", f"report: {target / 'report.html'} (data: {target / 'run.json'})"))
-        except UserError as e:
-            notes.append(("invalid", str(e)))
-            failed = True
-        except Exception as e:  # a fault of ours must not cost the user the measurements
-            (session.scratch / "error.log").write_text(traceback.format_exc())
-            notes.append(("invalid", f"internal error while writing the report: {e!r} (traceback in {session.scratch / 'error.log'})"))
-            failed = True
     if failed:
         notes.append(("inconclusive", f"nothing is lost: what was measured is kept in {session.scratch}"))
     elif blocks and not complete:
         notes.append(("inconclusive", f"incomplete: what was measured is kept in {target}"))
-    if target != session.scratch and not failed:
+    # The messages of a block that failed name files in the scratch folder: its log, a traceback.
+    if target != session.scratch and not failed and not any(b["error"] for b in blocks):
         shutil.rmtree(session.scratch, ignore_errors=True)
     return notes, failed
 
 
-def record(session: KvSession, blocks: list[dict[str, Any]], plugin: str) -> list[str]:
-    """Store this session's recorded runs; lines for the user. UserError when a file cannot be written.
+def _guarded(session: KvSession, what: str, step: Callable[[], object]) -> str:
+    """Run a step of the end; its fault in one line, or an empty string. A fault of ours must not cost the measurements."""
+    try:
+        step()
+    except UserError as e:
+        return str(e)
+    except Exception as e:
+        note = session.scratch / "error.log"
+        with suppress(OSError):
+            note.write_text(traceback.format_exc())
+        return f"internal error while {what}: {e!r} (traceback in {note})"
+    return ""
 
-    Only whole, valid evidence is stored: gates whose runs were all made and none of them spoiled. The file is read anew
-    under a lock, so that two sessions that end together both keep their runs.
+
+def record(session: KvSession, blocks: list[dict[str, Any]], plugin: str) -> list[Note]:
+    """Store this session's recorded runs, block by block; a note for each, `invalid` where a file could not be written.
+
+    Only whole, valid evidence is stored: gates whose runs were all made and none of them spoiled.
     """
+    notes: list[Note] = []
+    for block in blocks:
+        stored_in: list[str] = []
+        problem = _guarded(session, f"recording {block['id']}", lambda b=block, s=stored_in: s.extend(_record(session, b, plugin)))  # type: ignore[misc]
+        notes += [("recorded", line) for line in stored_in] + ([("invalid", problem)] if problem else [])
+    return notes
+
+
+def _record(session: KvSession, block: dict[str, Any], plugin: str) -> list[str]:
+    """The file is read anew under a lock, so that two sessions that end together both keep their runs."""
     from .harness.baselines import load_baseline, locked, save_baseline
 
-    s, lines = session.settings, []
-    for block in blocks:
-        if not block["complete"] or block["error"] or not (recordings := _recordings(session, block)):
-            continue
-        framework, model, arms = block["id"].split("/", 2)
-        about = {"started": session.started, "plugin": plugin, "environment": block["environment"]}
-        with locked(s.baselines):
-            doc = load_baseline(s.baselines, s.gpu.key, framework, model)
-            name = f"{session.id}:{arms}"
-            merged = stored.merge(doc, recordings, session=name, about=about, now_iso=session.started, replace=s.record == "all")
-            path = save_baseline(s.baselines, merged)
-        lines.append(f"recorded {len(recordings)} gate(s) of {block['id']} in {path}")
-    return lines
+    s, recordings = session.settings, _recordings(session, block)
+    if not block["complete"] or not recordings:
+        return []
+    framework, model, arms = block["id"].split("/", 2)
+    about = {"started": session.started, "plugin": plugin, "environment": block["environment"]}
+    with locked(s.baselines):
+        doc = load_baseline(s.baselines, s.gpu.key, framework, model)
+        name = f"{session.id}:{arms}"
+        merged = stored.merge(doc, recordings, session=name, about=about, now_iso=session.started, replace=s.record == "all")
+        path = save_baseline(s.baselines, merged)
+    return [f"recorded {len(recordings)} gate(s) of {block['id']} in {path}"]
 
 
 def _recordings(session: KvSession, block: dict[str, Any]) -> list[stored.Recording]:
     found, wanted = [], session.rule.record_runs
-    workloads = {t["scenario"]: t["workload"] for t in block["traces"] if t["workload"]}
+    workloads = {t["scenario"]: t["workload"] for t in block["traces"] if t["columns"]["index"]}
     for key, verdict in block["verdicts"].items():
         _, scenario, arm, metric = key.split("/")
         runs = [m for m in block["measurements"] if m["valid"] and (m["scenario"], m["arm"]) == (scenario, arm)]

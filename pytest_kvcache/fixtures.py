@@ -15,6 +15,7 @@ from .core.validity import Spoiled, trace_problem
 from .options import Settings
 from .report import terminal
 
+PARAMETRIZE = "parametrize kv_scenario with scenarios, for example ClosedLoop(isl=512, osl=128, concurrency=8)"
 SETTINGS = pytest.StashKey[Settings]()
 BILL = pytest.StashKey[float]()
 
@@ -55,7 +56,7 @@ def kv_scenario(request: pytest.FixtureRequest) -> ClosedLoop:
     """The scenario of this test: parametrize it with scenarios (`ids=str`)."""
     scenario = getattr(request, "param", None)
     if not isinstance(scenario, ClosedLoop):
-        pytest.fail("parametrize kv_scenario with scenarios, for example ClosedLoop(isl=512, osl=128, concurrency=8)", pytrace=False)
+        pytest.fail(PARAMETRIZE, pytrace=False)
     return scenario
 
 

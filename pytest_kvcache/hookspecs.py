@@ -11,7 +11,7 @@ import pytest
 def pytest_kv_runner(config: pytest.Config, framework: str, model: str) -> Any:
     """Make the runs of an engine and a model yourself: an in-process driver, a remote bench, recorded data.
 
-    Return an object like `pytest_kvcache.harness.measure.Runner` (`environment`, `workload`, `start`), or None for the
+    Return an object like `pytest_kvcache.harness.measure.Runner` (`environment`, `workload`, `start`, `canary`), or None for the
     framework's own server::
 
         @pytest.hookimpl(optionalhook=True)

@@ -105,7 +105,8 @@ def parse_time(text: str, where: str) -> float:
 
 
 def _model(name: str) -> Model:
-    model = find_model(name)
+    path = Path(name).expanduser()
+    model = find_model(str(path.absolute()) if path.exists() else name)
     if model is None:
         raise UserError(f"--kv-model={name}: no such model. Known: {', '.join(sorted(MODELS))}; or a path, or a hub id (org/name)")
     return model
@@ -126,17 +127,21 @@ def read_settings(config: pytest.Config) -> Settings:
     """The settings; raises UserError, one line, for anything that cannot be right."""
     gpu = find_gpu(_value(config, "gpu"))
     named = _value(config, "baselines")
-    folder = Path(named) if named else config.rootpath / "baselines"
+    # An option is typed somewhere, an ini value belongs to the project.
+    folder = (config.invocation_params.dir if config.getoption("kv_baselines") else config.rootpath) / (named or "baselines")
+    models = tuple(_model(n) for n in _unique(_values(config, "model") or [default_model(gpu)]))
+    if len({m.key for m in models}) < len(models):
+        raise UserError(f"--kv-model: two models would share a name in baselines: {', '.join(m.key for m in models)}")
     timeout = str(config.getini("kv_start_timeout"))
     report, record, budget = _value(config, "report"), _value(config, "record"), _value(config, "budget")
     return Settings(
         gpu=gpu,
         engines=tuple(_engine(config, n) for n in _unique(_values(config, "framework") or [frameworks.default_name(gpu.kind)])),
-        models=tuple(_model(n) for n in _unique(_values(config, "model") or [default_model(gpu)])),
+        models=models,
         serve_args=tuple(_values(config, "serve_arg")),
         profile=_choice("profile", _value(config, "profile") or "ci", PROFILES),
         budget_s=parse_time(budget, "--kv-budget") if budget else None,
-        baselines=folder if folder.is_absolute() else config.invocation_params.dir / folder,
+        baselines=folder,
         baselines_given=bool(named),
         record=_choice("record", record, ("missing", "all")) if record else None,
         report=config.invocation_params.dir / report if report else None,

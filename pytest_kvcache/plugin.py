@@ -14,7 +14,20 @@ import pytest
 from . import options
 from .core.plan import Wanted, as_gate, block_id, gate_specs
 from .core.spec import ClosedLoop, SpecError, UserError
-from .fixtures import BILL, SETTINGS, KvResult, kv_drive, kv_endpoint, kv_framework, kv_gate, kv_gpu, kv_model, kv_result, kv_scenario
+from .fixtures import (
+    BILL,
+    PARAMETRIZE,
+    SETTINGS,
+    KvResult,
+    kv_drive,
+    kv_endpoint,
+    kv_framework,
+    kv_gate,
+    kv_gpu,
+    kv_model,
+    kv_result,
+    kv_scenario,
+)
 from .report import terminal
 from .session import KvSession, make_scratch
 
@@ -171,7 +184,7 @@ class Conductor:
     def _wanted(self, item: pytest.Item, *, strict: bool = True) -> Wanted | None:
         """What a test asks to be measured; None for an ordinary or a skipped one."""
         scenario = scenario_of(item)
-        if scenario is None or item.get_closest_marker("skip"):
+        if scenario is None or _is_skipped(item):
             return None
         params = item.callspec.params  # type: ignore[attr-defined]
         marks = [g for m in item.iter_markers("kv_gates") for g in m.args]
@@ -203,14 +216,22 @@ class Conductor:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Measure before anything else sees the test: outside pytest-timeout's timer and of every fixture."""
-        if not self._only_shows() and (want := self._wanted(item, strict=False)):
+        if self._only_shows():
+            return (yield)
+        if want := self._wanted(item, strict=False):
             self.session.ensure(block_id(want))
+        elif self.worker and not OURS & set(getattr(item, "fixturenames", ())):
+            with self.session.beside_others():
+                return (yield)
         return (yield)
 
     def result_of(self, item: pytest.Item) -> KvResult:
         """The verdicts of one test's own gates, with outcome, cause and cure; also put into its user properties."""
         want = self._wanted(item)
-        assert want is not None  # only measured tests have the fixture
+        if want is None:
+            pytest.fail(PARAMETRIZE, pytrace=False)
+        if self._only_shows():
+            return KvResult(scenario=want.scenario, verdicts=())
         block = self.session.ensure(block_id(want))
         share = sum(
             bool(w and block_id(w) == block_id(want) and w.scenario == want.scenario) for w in map(self._wanted, item.session.items)
@@ -277,6 +298,12 @@ class Conductor:
             terminalreporter.write_line(f"false alarms to expect by chance in {judged} judged gate(s): below {expected:.3f}")
         for colour, line in self.notes:
             terminalreporter.write_line(line, **terminal.COLOURS.get(colour, {}))
+
+
+def _is_skipped(item: pytest.Item) -> bool:
+    """Whether marks skip the test; conditions written as strings are left to pytest, and measured if they do not hold."""
+    conditions = (m.args[0] for m in item.iter_markers("skipif") if m.args)
+    return item.get_closest_marker("skip") is not None or any(c for c in conditions if not isinstance(c, str))
 
 
 def scenario_of(item: pytest.Item) -> ClosedLoop | None:

@@ -24,7 +24,7 @@ from .core import baseline as stored
 from .core.gate import IMPROVEMENT, INVALID, MISMATCH, NO_BASELINE, REGRESSION, Rule, Verdict, fails, false_alarms, rule_for
 from .core.metrics import find_metric
 from .core.plan import Block, Cost, GateSpec, cost, make_plan, plan_row, runs_range
-from .core.spec import Arm, UserError
+from .core.spec import Arm, SpecError, UserError
 from .options import Engine, Settings
 from .report import terminal
 
@@ -44,6 +44,7 @@ class KvSession:
         self._docs: dict[tuple[str, str], dict[str, Any]] = {}
         self._runners: dict[tuple[str, str], Any] = {}
         self._results: dict[str, dict[str, Any]] = {}
+        self._by_hand = 0
 
     # -- before the first test ------------------------------------------------------------------------------------
 
@@ -85,6 +86,16 @@ class KvSession:
 
     def plan(self, wanted: Sequence[Any]) -> None:
         self.blocks = {b.id: b for b in make_plan(wanted, self.rule.margin)}
+        declared = {e.framework.name: e.framework for e in self.settings.engines}
+        for block in self.blocks.values():
+            for arm in block.arms:
+                framework = declared[block.framework]
+                for what, asked, has in (
+                    ("kv_dtype", arm.kv_dtype, framework.kv_dtypes),
+                    ("weight_dtype", arm.weight_dtype, framework.weight_dtypes),
+                ):
+                    if asked not in has:
+                        raise UserError(f"{block.id}: {framework.name} has no {what} {asked!r}; it has {', '.join(has)}")
 
     def cost(self, block: Block, *, read: bool) -> Cost:
         """Best and worst case of a block. `read` says whether baseline files may be looked at (not under --collect-only)."""
@@ -131,9 +142,22 @@ class KvSession:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """One worker of this session at a time; silent, since siblings only take turns."""
-        with open(self.scratch / "session.lock", "w") as lock:
+        """No other worker of this session runs anything meanwhile; silent, since siblings only take turns.
+
+        The turnstile lets a waiting measurement in before further tests.
+        """
+        with open(self.scratch / "turnstile.lock", "w") as turnstile, open(self.scratch / "session.lock", "w") as lock:
+            fcntl.flock(turnstile, fcntl.LOCK_EX)
             fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    @contextmanager
+    def beside_others(self) -> Iterator[None]:
+        """An ordinary test of a worker: with others, but never beside a measurement, which would call it foreign load."""
+        with open(self.scratch / "turnstile.lock", "w") as turnstile, open(self.scratch / "session.lock", "w") as lock:
+            fcntl.flock(turnstile, fcntl.LOCK_EX)
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            fcntl.flock(turnstile, fcntl.LOCK_UN)
             yield
 
     def _result_path(self, block_id: str) -> Path:
@@ -147,7 +171,7 @@ class KvSession:
         try:
             with lease(self.device(), say=self.say):
                 return self._meter(block, path).measure()  # type: ignore[no-any-return]
-        except UserError as e:
+        except (UserError, SpecError) as e:
             error = str(e)
         except OSError as e:
             error = f"{e.filename or self.scratch}: {e.strerror or e}"
@@ -193,8 +217,18 @@ class KvSession:
         """A fresh server, alone on the device, for a test that measures by hand."""
         from .harness.device import lease
 
-        with self._alone(), lease(self.device(), say=self.say), self.runner(framework, model).start(Arm(), 1, 1) as running:
-            yield running
+        if self._by_hand:
+            raise UserError("this test has a server by kv_endpoint or kv_drive already; use one of the two")
+        self._by_hand += 1
+        try:
+            with (
+                self._alone(),
+                lease(self.device(), say=self.say),
+                self.runner(framework, model).start(Arm(name="by-hand"), 1, 1) as running,
+            ):
+                yield running
+        finally:
+            self._by_hand -= 1
 
     def _spec(self, engine: Engine, model_key: str) -> Any:
         from .harness.engine import EngineSpec

@@ -25,6 +25,8 @@ LOOKS = (3, 5, 8, 12)
 UNSTABLE_SD = 0.25
 # The canary (a fixed piece of work with no framework in it) repeats itself within a few per cent in one state of the machine.
 CANARY_NOISE = 0.05
+# How much of a canary's change (as a log) a server's figures may follow, either way. Seen on one machine: 0.33.
+STATE_SHARE = 0.35
 MISMATCH = "the baseline is of something else: "
 
 
@@ -39,7 +41,6 @@ class Rule:
     record_sessions: int = 5
     futility: bool = False
     weight: float = 1 / len(LOOKS)
-    min_margin: float = 0.0
 
 
 # On a CPU restarts differ by 7 to 10 % (measured), so the margin is wide and more than five runs buy nothing.
@@ -132,8 +133,9 @@ def _check(base: Base, new: Sequence[Any], *, better: str, margin: float, unit: 
         return Verdict(verdict=INVALID, reason=f"margin {margin!r} does not lie between 0 and 1")
     if base.mismatch:
         return Verdict(verdict=INVALID, reason=MISMATCH + base.mismatch)
-    if (base.missing or not base.runs) and not new:
-        return Verdict(verdict=NO_BASELINE, reason=base.missing)
+    if not new and len(base.runs) < MIN_BASE_RUNS:
+        few = f"only {len(base.runs)} of the {MIN_BASE_RUNS} runs that a baseline needs are stored"
+        return Verdict(verdict=NO_BASELINE, reason=few if base.runs else base.missing or "no baseline is stored for this gate")
     if not new:
         return Verdict(verdict=INVALID, reason="nothing was measured: the metric is missing from every run")
     if problem := _invalid_values(new, "a measured value"):
@@ -150,13 +152,16 @@ def _check(base: Base, new: Sequence[Any], *, better: str, margin: float, unit: 
     return None
 
 
-def _machine(base: Base, canary_ms: Sequence[float], n: int) -> stats.Canary | None:
-    """The machine's state beside the baseline's and the first `n` new runs; None where it is not known or did not change."""
-    if not base.canary_ms or len(canary_ms) < n:
-        return None
-    logs = [[math.log(v) for v in s] for s in base.canary_ms]
-    found = stats.Canary(base=logs, new=[math.log(v) for v in canary_ms[:n]])
-    return found if found.spread() > CANARY_NOISE else None
+def machine_shift(base: Base, canary_ms: Sequence[float | None]) -> float:
+    """How far the machine itself was from its state at the baseline: the canary's change as a log; 0 within its noise.
+
+    0 too where the canary is not known of every run.
+    """
+    old, new = [v for s in base.canary_ms for v in s], [v for v in canary_ms if v]
+    if not old or not new or len(new) < len(canary_ms):
+        return 0.0
+    shift = math.log(geometric_mean(new) / geometric_mean(old))
+    return shift if abs(shift) > CANARY_NOISE else 0.0
 
 
 def judge(
@@ -169,14 +174,14 @@ def judge(
     unit: str = "",
     definition: str = "",
     final: bool = False,
-    canary_ms: Sequence[float] = (),
+    canary_ms: Sequence[float | None] = (),
 ) -> Verdict:
     """The verdict on all runs so far: takes each planned look in order and freezes at the first that decides.
 
     `final` says that no more runs will come (budget spent): the last complete look then counts as the last.
-    `inconclusive` before that means "measure more". `canary_ms` stands beside the new runs, as in the baseline.
+    `inconclusive` before that means "measure more". `canary_ms` stands beside the new runs, as in the baseline: where
+    the machine was in another state, a verdict must stand with STATE_SHARE of the canary's change against it.
     """
-    margin = max(margin, rule.min_margin)
     if bad := _check(base, new, better=better, margin=margin, unit=unit, definition=definition):
         return dataclasses.replace(bad, margin=margin)
     if len(base.runs) < MIN_BASE_RUNS or len(new) < rule.looks[0]:
@@ -189,13 +194,15 @@ def judge(
     logs = [stats.worse_logs(s, better) for s in base.sessions]
     p_seq, verdict = 1.0, None
     for n in looks:
-        machine = _machine(base, canary_ms, n)
-        e = stats.estimate(logs, stats.worse_logs(new[:n], better), session_prior=rule.session_prior, canary=machine)
+        shift = machine_shift(base, canary_ms[:n])
+        e = stats.estimate(logs, stats.worse_logs(new[:n], better), session_prior=rule.session_prior)
         p_seq = min(p_seq, e.p_worse() / rule.weight)
         last = n == rule.looks[-1] or (final and n == looks[-1])
-        word, reason = _decide(e, stats.log_margin(margin, better), rule, p_seq=p_seq, last=last, second=n == rule.looks[1])
+        delta = stats.log_margin(margin, better)
+        word, reason = _decide(e, delta, rule, p_seq=p_seq, last=last, second=n == rule.looks[1])
+        word, reason = _unless_shifted(word, reason, e.theta, delta, shift)
         found = _described(word, reason, e, base, new[:n], better=better, margin=margin, rule=rule)
-        verdict = dataclasses.replace(found, p_seq=min(1.0, p_seq), notes=found.notes + _machine_note(machine))
+        verdict = dataclasses.replace(found, p_seq=min(1.0, p_seq), notes=found.notes + _shift_note(shift))
         if verdict.decided or (rule.futility and reason.startswith("futile")):
             break
     assert verdict is not None  # len(new) >= rule.looks[0], so there was a look
@@ -236,13 +243,22 @@ def _described(
     )  # fmt: skip
 
 
-def _machine_note(machine: stats.Canary | None) -> tuple[str, ...]:
-    """That the machine was in another state, and which way."""
-    shift = machine.shift() if machine else 0.0
-    if abs(shift) <= CANARY_NOISE:
-        return ()
-    moved = f"canary {100 * math.expm1(shift):+.0f} %"
-    return (f"the machine itself was in another state than at the baseline ({moved}); the interval allows for it",)
+def _unless_shifted(word: str, reason: str, theta: float, delta: float, shift: float) -> tuple[str, str]:
+    """A verdict that the machine's own state could have made is none; nothing else changes."""
+    allowance = STATE_SHARE * abs(shift)
+    accused = word == REGRESSION and theta - allowance <= delta
+    excused = word in (PASS, IMPROVEMENT) and theta + allowance >= delta
+    if shift and (accused or excused):
+        return INCONCLUSIVE, f"{_shift_words(shift)}: that alone may have made the change; measure again"
+    return (PASS if word == IMPROVEMENT and theta + allowance >= -delta else word), reason
+
+
+def _shift_words(shift: float) -> str:
+    return f"the machine itself was in another state than at the baseline (canary {100 * math.expm1(shift):+.0f} %)"
+
+
+def _shift_note(shift: float) -> tuple[str, ...]:
+    return (_shift_words(shift),) if shift else ()
 
 
 def false_alarms(verdicts: int) -> float:

@@ -82,6 +82,10 @@ def gate_specs(want: Wanted, margin: float) -> tuple[GateSpec, ...]:
     )  # fmt: skip
 
 
+def _place(s: ClosedLoop) -> tuple[int, int, int, int]:
+    return s.isl, s.osl, s.concurrency, s.seed
+
+
 def make_plan(wanted: Iterable[Wanted], margin: float) -> tuple[Block, ...]:
     """Blocks in the order of their first test. Two tests that claim one key with different margins are an error."""
     work: dict[str, dict[ClosedLoop, dict[str, GateSpec]]] = {}
@@ -95,7 +99,8 @@ def make_plan(wanted: Iterable[Wanted], margin: float) -> tuple[Block, ...]:
     return tuple(
         Block(
             id=name, framework=heads[name].framework, model=heads[name].model, arms=heads[name].scenario.arms,
-            tasks=tuple(Task(scenario=s, gates=tuple(g.values())) for s, g in tasks.items()),
+            # In an order of their own, so that the order of tests changes nothing on the server.
+            tasks=tuple(Task(scenario=s, gates=tuple(tasks[s].values())) for s in sorted(tasks, key=_place)),
         )
         for name, tasks in work.items()
     )  # fmt: skip

@@ -35,7 +35,6 @@ class Arm:
     kv_dtype: str = "auto"
     weight_dtype: str = "auto"
     block_size: int | None = None
-    max_batch: int | None = None
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_.-]+", self.name):

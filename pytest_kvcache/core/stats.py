@@ -64,37 +64,12 @@ def _session_variance(means: Sequence[float], within: float, runs_per_session: f
     return (PRIOR_DF * prior**2 + (s - 1) * seen) / df, df
 
 
-@dataclass(frozen=True)
-class Canary:
-    """The machine's own state beside each run: logs of what a fixed piece of work took. `base` is shaped as the sessions."""
-
-    base: Sequence[Sequence[float]]
-    new: Sequence[float]
-
-    def spread(self) -> float:
-        """By how much the state differs over all runs, as a log."""
-        every = [x for s in self.base for x in s] + list(self.new)
-        return max(every) - min(every)
-
-    def shift(self) -> float:
-        """By how much the machine was slower (+) for the new runs than for the baseline, as a log."""
-        return statistics.fmean(self.new) - statistics.fmean(x for s in self.base for x in s)
-
-
-# By how much of a canary's change a server's figures may change with the machine's state, as a standard deviation. Seen on
-# one machine: a canary 60 % off (as a log) went with an engine 20 % off, in the other direction.
-STATE_SHARE = 0.3
-
-
-def estimate(
-    base_sessions: Sequence[Sequence[float]], new: Sequence[float], *, session_prior: float, canary: Canary | None = None
-) -> Estimate:
+def estimate(base_sessions: Sequence[Sequence[float]], new: Sequence[float], *, session_prior: float) -> Estimate:
     """Compare new runs with a baseline of sessions; all values are logs from `worse_logs`.
 
     The run part of the variance is the larger of the pooled and the Welch form (pooled has the degrees of freedom that
     three runs need, Welch protects when the new build is noisier) and of the resolution floor.
     `session_prior` is the prior sd of a session's own shift; 0 where base and new runs were interleaved.
-    With `canary` a machine that was in another state than at the baseline widens the error; it never moves the estimate.
     """
     means = [statistics.fmean(s) for s in base_sessions]
     k, m, sessions = sum(map(len, base_sessions)), len(new), len(means)
@@ -110,8 +85,7 @@ def estimate(
     if session_prior > 0:
         shift, df_session = _session_variance(means, base_var, k / sessions, session_prior)
         v_session = shift * (1 + 1 / sessions)
-    v_state = (STATE_SHARE * canary.shift()) ** 2 if canary else 0.0
-    total = v_run + v_session + v_state
+    total = v_run + v_session
     df = total**2 / (v_run**2 / max(df_run, 1e-9) + v_session**2 / df_session)
     theta = statistics.fmean(new) - statistics.fmean(means)
     return Estimate(

@@ -124,7 +124,10 @@ class EngineRunner:
     @contextmanager
     def start(self, arm: Arm, run: int, attempt: int) -> Iterator[RunningEngine]:
         """One fresh server, stopped with its whole process tree on leaving."""
-        log = self.logs / f"server-{arm.name}-run{run}{f'-attempt{attempt}' if attempt > 1 else ''}.log"
+        log = (
+            self.logs
+            / f"{self.spec.framework.name}-{self.spec.model.key}-{arm.name}-run{run}{f'-attempt{attempt}' if attempt > 1 else ''}.log"
+        )
         self._wait_for_quiet()
         timeout_s = self.spec.start_timeout_s or START_TIMEOUT_S[self.spec.gpu.kind]
         with serve(

@@ -96,14 +96,21 @@ def settle(gate: GateSpec, progress: Progress, orders: Orders, *, final: bool) -
         return _reported(gate, values, base)
     if need == "report":
         return None
-    if need == "judge" and not values and not final:
-        return None
+    if need == "judge" and not values:
+        spent = Verdict(verdict=INCONCLUSIVE, reason="the time budget was spent before the first run", margin=gate.margin)
+        return spent if final else None
     found = judge(
         base, values, better=metric.better, margin=gate.margin, rule=orders.rule, unit=metric.unit,
-        definition=metric.definition, final=final, canary_ms=[m["canary"]["ms"] for m in runs if m["canary"]],
+        definition=metric.definition, final=final, canary_ms=_comparable(runs),
     )  # fmt: skip
     open_gate = found.verdict == INCONCLUSIVE and not found.reason.startswith("futile")
     return None if open_gate and not final and len(values) < orders.rule.looks[-1] else found
+
+
+def _comparable(runs: list[dict[str, Any]]) -> list[float | None]:
+    """What the canary took beside each run, if all were done by as many cores; None where it is not known."""
+    cores = {m["canary"]["cores"] for m in runs if m["canary"]}
+    return [m["canary"]["ms"] if m["canary"] and len(cores) == 1 else None for m in runs]
 
 
 def _recorded(gate: GateSpec, values: list[float], rule: Rule, *, final: bool) -> Verdict | None:
@@ -185,20 +192,45 @@ class BlockMeter:
 
     def _one_start(self, arm: Arm, run: int, attempt: int, tasks: list[Task]) -> list[Task]:
         """Measure `tasks` on one fresh server; those that the machine spoiled and that may be tried again."""
-        began, problems = time.monotonic(), {}
+        began, problems, first = time.monotonic(), {}, len(self.progress.measurements)
+        before = self.runner.canary()  # while no server of ours lives: it must not feel the thing under test
         try:
             with self.runner.start(arm, run, attempt) as server:
                 self.progress.server_start_s.append(round(server.start_s, 3))
-                for task in tasks:
-                    problems[task] = self._one_scenario(server, arm, run, task.scenario)
-                    self.save(self.progress.plain())
+                problems = self._scenarios(server, arm, run, tasks)
         except Spoiled as e:  # before anything was measured
             problems = dict.fromkeys(tasks, (str(e), True))
+        self._note_canary(before, self.progress.measurements[first:])
         share = (time.monotonic() - began) / len(tasks)
         for task in tasks:
             name = str(task.scenario)
             self.progress.spent_s[name] = round(self.progress.spent_s.get(name, 0.0) + share, 3)
         return self._again(arm, attempt, problems)
+
+    def _scenarios(self, server: Running, arm: Arm, run: int, tasks: list[Task]) -> dict[Task, tuple[str, bool] | None]:
+        """Each task's problem. A window cut short or a lost server ends the start: what is left is for a fresh one."""
+        problems: dict[Task, tuple[str, bool] | None] = {}
+        lost = ""
+        for task in tasks:
+            if lost:
+                problems[task] = (lost, True)
+                continue
+            try:
+                problems[task] = self._one_scenario(server, arm, run, task.scenario)
+            except Spoiled as e:
+                self._keep(arm, run, Trace(**_nothing(task.scenario, arm, run), load=e.seen), (str(e), True))
+                problems[task], lost = (str(e), True), str(e)
+            except UserError as e:
+                problems[task], lost = (str(e), False), f"the server was lost before this scenario: {e}"
+            self.save(self.progress.plain())
+        return problems
+
+    def _note_canary(self, before: dict[str, float] | None, rows: list[dict[str, Any]]) -> None:
+        """The machine's state just before and after the server lived stands beside what was measured between."""
+        found = _mean_canary(before, self.runner.canary()) if rows else None
+        for row in rows:
+            row["canary"] = found
+        self.save(self.progress.plain())
 
     def _again(self, arm: Arm, attempt: int, problems: Mapping[Task, tuple[str, bool] | None]) -> list[Task]:
         """Tasks to measure once more: spoiled by the machine, first attempt. Every other problem breaks the scenario."""
@@ -212,26 +244,21 @@ class BlockMeter:
         return again
 
     def _one_scenario(self, server: Running, arm: Arm, run: int, scenario: ClosedLoop) -> tuple[str, bool] | None:
-        before = self.runner.canary()
-        try:
-            trace = server.measure(scenario)
-        except Spoiled as e:
-            problem: tuple[str, bool] | None = (str(e), True)
-            trace = Trace(
-                scenario=str(scenario), arm=arm.name, run=run, workload="", isl=scenario.isl, osl=scenario.osl, records=(), load=e.seen
-            )
-        else:
-            problem = trace_problem(trace)
+        trace = server.measure(scenario)
+        problem = trace_problem(trace)
+        self._keep(arm, run, trace, problem)
+        return problem
+
+    def _keep(self, arm: Arm, run: int, trace: Trace, problem: tuple[str, bool] | None) -> None:
         metrics, failed = measure(trace), sum(r.outcome != OK for r in trace.records)
         self.progress.traces.append(to_plain(trace))
         self.progress.measurements.append({
-            "scenario": str(scenario), "arm": arm.name, "run": run, "valid": problem is None,
+            "scenario": trace.scenario, "arm": arm.name, "run": run, "valid": problem is None,
             "invalid": problem[0] if problem else None, "metrics": metrics, "requests": len(trace.records),
-            "failed": failed, "load": trace.load, "canary": _mean_canary(before, self.runner.canary()),
+            "failed": failed, "load": trace.load, "canary": None,
         })  # fmt: skip
         shown = (f"{label} {metrics[m]:.4g} {find_metric(m).unit}" for m, label in SHOWN.items() if m in metrics)
-        self.say(f"  {scenario}: " + (", ".join(shown) or "no figures") + ("" if problem is None else "  (does not count)"))
-        return problem
+        self.say(f"  {trace.scenario}: " + (", ".join(shown) or "no figures") + ("" if problem is None else "  (does not count)"))
 
     def _announce(self, run: int) -> None:
         fewest, most = self._runs_left(run)
@@ -250,6 +277,13 @@ class BlockMeter:
         lows = {"judge": looks[0], "record": rule.record_runs, "report": 1}
         highs = {"judge": looks[-1], "record": rule.record_runs, "report": 1}
         return max(lows[n] for n in needs if n in lows), max(highs[n] for n in needs if n in highs)
+
+
+def _nothing(scenario: ClosedLoop, arm: Arm, run: int) -> dict[str, Any]:
+    """The fields of a trace of a window that was cut short: nothing in it counts."""
+    return {
+        "scenario": str(scenario), "arm": arm.name, "run": run, "workload": "", "isl": scenario.isl, "osl": scenario.osl, "records": (),
+    }  # fmt: skip
 
 
 def _mean_canary(before: dict[str, float] | None, after: dict[str, float] | None) -> dict[str, float] | None:

@@ -115,6 +115,16 @@ def _prepared(framework: Framework, python: str, source: Path, say: Callable[[st
     return target
 
 
+def _tokenizer(path: Path) -> dict[str, Any]:
+    try:
+        parsed = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as e:
+        raise UserError(f"{path}: not a readable tokenizer.json ({e})") from e
+    if not isinstance(parsed, dict):
+        raise UserError(f"{path}: not a tokenizer.json, but a {type(parsed).__name__}")
+    return parsed
+
+
 _HUB_TOKENIZER = """
 import sys
 from huggingface_hub import hf_hub_download
@@ -140,9 +150,10 @@ def locate(model: Model, framework: Framework, python: str, say: Callable[[str],
     tokenizer = folder / "tokenizer.json"
     if not tokenizer.is_file():
         raise UserError(f"--kv-model={folder}: no tokenizer.json in this folder; prompts of exact length need it")
+    parsed = _tokenizer(tokenizer)
     weights = file_hash(path) if path.is_file() else folder_hash(folder)
     identity = {"model": model.key, "weights": weights, "tokenizer": file_hash(tokenizer)}
-    return Weights(serve=str(folder), tokenizer=json.loads(tokenizer.read_text("utf-8")), identity=identity, local=True)
+    return Weights(serve=str(folder), tokenizer=parsed, identity=identity, local=True)
 
 
 def _from_hub(model: Model, python: str) -> Weights:
@@ -153,4 +164,4 @@ def _from_hub(model: Model, python: str) -> Weights:
         raise UserError(f"model {model.key}: not on this machine, and the hub does not give it ({e}); try {carried}") from e
     # The snapshot folder is named by the revision: that is the identity of what the hub gave.
     identity = {"model": model.key, "weights": f"hub:{model.hub_id}@{file.parent.name}", "tokenizer": file_hash(file)}
-    return Weights(serve=str(model.hub_id), tokenizer=json.loads(file.read_text("utf-8")), identity=identity, local=False)
+    return Weights(serve=str(model.hub_id), tokenizer=_tokenizer(file), identity=identity, local=False)

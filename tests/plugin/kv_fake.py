@@ -10,6 +10,7 @@ import time
 import pytest
 
 from pytest_kvcache.core.record import RequestRecord, Trace
+from pytest_kvcache.core.spec import UserError
 from pytest_kvcache.core.validity import Spoiled
 
 LOG = pathlib.Path(os.environ["KV_FAKE_LOG"])
@@ -28,6 +29,8 @@ class Running:
     def measure(self, scenario):
         with LOG.open("a") as f:
             f.write(f"measure {scenario} run{self.run} attempt{self.attempt} pid{os.getpid()}\n")
+        if str(scenario) in told("BROKEN", []):
+            raise UserError(f"the warm-up of {scenario} failed: HTTP 400")
         if told("SPOILED") == "measure" and self.attempt <= told("BUSY_ATTEMPTS", 2):
             raise Spoiled("other processes used 0.99 of 2 cores (allowed 0.3): pid 4711 python burn.py 0.99", {"foreign_cores": 0.99})
         time.sleep(told("SLEEP", 0.0))
@@ -86,8 +89,6 @@ class Runner:
 
     @contextlib.contextmanager
     def start(self, arm, run, attempt):
-        from pytest_kvcache.core.spec import UserError
-
         self.run = run
         with LOG.open("a") as f:
             f.write(f"start run{run} attempt{attempt} t{time.monotonic()}\n")

@@ -30,6 +30,14 @@ def test_a_test_may_measure_for_itself(by_hand):
     assert result.measured == ["isl64-osl16-c2"]
 
 
+def test_one_server_by_hand_a_test(by_hand):
+    suite = by_hand.folder / "test_other.py"
+    suite.write_text(suite.read_text().replace("(kv_drive)", "(kv_endpoint, kv_drive)"))
+    result = by_hand.run("-k", "first")
+    assert result.code == 1
+    assert "use one of the two" in result.out
+
+
 def test_what_does_not_count_fails_with_the_reason(by_hand):
     result = by_hand.run("-k", "first", failed=2)
     assert result.code == 1

@@ -46,10 +46,19 @@ def test_without_a_baseline_the_test_fails_at_once_with_the_command_that_cures_i
     assert result.starts == []
 
 
+def test_smoke_leaves_out_what_belongs_to_a_larger_profile(recorded):
+    result = recorded.run("--kv-profile=smoke", "-k", "fixed")
+    assert result.code == 5, "the grid's scenarios belong to profile ci"
+    assert result.starts == []
+
+
 def test_smoke_measures_once_and_only_reports(recorded):
+    suite = recorded.folder / "test_fixed.py"
+    suite.write_text(suite.read_text().replace("concurrency=c)", "concurrency=c, profile='smoke')"))
     result = recorded.run("--kv-profile=smoke", "-k", "fixed", all_slow=3)
-    assert "3 deselected" not in result.out  # the grid's scenarios belong to profile ci
-    assert result.code == 5
+    assert result.code == 0, result.out
+    assert set(result.verdicts.values()) == {"inconclusive"}
+    assert len(result.starts) == 1
 
 
 def test_smoke_without_a_baseline_reports_without_failing(kv_project):
@@ -167,14 +176,56 @@ def test_a_machine_that_becomes_quiet_is_measured(recorded, when):
 
 def test_a_machine_in_another_state_is_not_taken_for_a_regression(recorded):
     """The canary moved and the engine with it: nothing can be said, unless the engine moved by more than that explains."""
-    other = {"all_slow": 1.25, "canary": dict.fromkeys("12345", 6.0)}
+    other = {"all_slow": 1.25, "canary": dict.fromkeys("012345", 6.0)}
     accused = recorded.run("-k", "fixed", seed=1, cv=0.01, all_slow=1.25)
     assert "regression" in accused.verdicts.values(), accused.out
     same = recorded.run("-k", "fixed", seed=1, cv=0.01, **other)
     assert same.code == 0, same.out
     assert set(same.verdicts.values()) == {"inconclusive"}
     assert "the machine itself was in another state than at the baseline (canary -40 %)" in same.out
-    halved = recorded.run("-k", "fixed", seed=1, cv=0.01, **other | {"all_slow": 2.0})
+    halved = recorded.run("-k", "fixed", seed=1, cv=0.01, **other | {"all_slow": 1.6})
     assert set(halved.verdicts.values()) == {"regression"}, halved.out
     other_cores = recorded.run("-k", "fixed", seed=1, cv=0.01, cores=1, **other)
     assert "regression" in other_cores.verdicts.values(), "a canary of another number of cores is not compared"
+
+
+def test_one_broken_scenario_leaves_the_others_their_verdicts(recorded):
+    told = {"seed": 1, "broken": ["isl64-osl16-c1"]}
+    result = recorded.run(**told)
+    assert result.code == 1
+    for key, word in result.verdicts.items():
+        assert word == ("invalid" if "c1" in key else "pass"), result.verdicts
+    alone = recorded.run("-k", "c2 or c4", **told)
+    assert alone.verdicts.items() <= result.verdicts.items()
+
+
+def test_an_arm_the_framework_does_not_have_is_refused(kv_project):
+    suite = kv_project.folder / "test_fixed.py"
+    text = suite.read_text().replace("ClosedLoop, Gate", "Arm, ClosedLoop")
+    suite.write_text(text.replace("concurrency=c)", "concurrency=c, arms=(Arm(name='b', kv_dtype='int8'),))"))
+    result = kv_project.run()
+    assert result.code == 4
+    assert "transformers has no kv_dtype 'int8'" in result.out
+
+
+def test_a_budget_spent_before_the_first_run_is_said(recorded):
+    result = recorded.run("-k", "fixed and c1", "--kv-budget=0.001s")
+    assert result.code == 0, result.out
+    assert set(result.verdicts.values()) == {"inconclusive"}
+    assert "the time budget was spent before the first run" in result.out
+
+
+def test_a_started_baseline_is_no_baseline(recorded):
+    doc = json.loads(recorded.baseline.read_text())
+    for entry in doc["entries"].values():
+        del entry["runs"][2:]
+    recorded.baseline.write_text(json.dumps(doc))
+    result = recorded.run("-k", "fixed and c1")
+    assert result.code == 1
+    assert set(result.verdicts.values()) == {"no-baseline"}
+    assert "only 2 of the 5 runs" in result.out
+
+
+def test_the_log_of_a_failed_start_stays_where_the_message_says(recorded):
+    recorded.run("-k", "fixed and c1", dies=True, report=False)
+    assert [p for p in (recorded.folder / "tmp").iterdir() if p.name.startswith("pytest-kvcache-")]
