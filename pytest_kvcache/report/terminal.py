@@ -82,7 +82,6 @@ def details(v: Mapping[str, Any]) -> list[str]:
             lines.append(f"about {_runs(v['more_runs'])} more would settle it")
         if v["certifiable"] is not None:
             lines.append(plain(f"the smallest margin these runs could certify is {share(v['certifiable'])}"))
-    lines += [f"note: {n}" for n in v["notes"]]
     if v["cure"]:
         lines.append(f"to cure it: {v['cure']}")
     return lines
@@ -93,6 +92,12 @@ def _log(verdicts: Sequence[Mapping[str, Any]]) -> list[str]:
     return [text for text in dict.fromkeys(v["reason"].partition("\n")[2] for v in verdicts) if text]
 
 
+def _notes(verdicts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Notes on gates, each once with the number of gates it is about."""
+    counts = Counter(note for v in verdicts for note in v["notes"])
+    return [f"note on {n} gate(s): {note}" for note, n in counts.items()]
+
+
 def failure(verdicts: Sequence[Mapping[str, Any]]) -> str:
     """The text of a failed test: every gate of it, the failing ones first and explained."""
     lines: list[str] = []
@@ -100,7 +105,7 @@ def failure(verdicts: Sequence[Mapping[str, Any]]) -> str:
         lines.append(line(v))
         if v["outcome"] == "failed":
             lines += ["    " + text for text in details(v)]
-    return "\n".join(lines + _log(verdicts))
+    return "\n".join(lines + _notes(verdicts) + _log(verdicts))
 
 
 def headline(verdicts: Sequence[Mapping[str, Any]]) -> str:
@@ -116,10 +121,10 @@ def summary(verdicts: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     for v in sorted(verdicts, key=order):
         rows.append((label(v), line(v)))
-        if v["verdict"] not in ("invalid", "no-baseline"):
+        if v["verdict"] not in ("pass", "invalid", "no-baseline"):
             rows += [("", "    " + text) for text in details(v)]
     cures = dict.fromkeys(v["cure"] for v in verdicts if v["cure"] and v["verdict"] in ("no-baseline", "invalid"))
-    return rows + [("", text) for text in _log(verdicts)] + [("", f"to cure it: {cure}") for cure in cures]
+    return rows + [("", text) for text in _notes(verdicts) + _log(verdicts)] + [("", f"to cure it: {cure}") for cure in cures]
 
 
 def junit(v: Mapping[str, Any]) -> str:
