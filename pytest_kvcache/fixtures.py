@@ -9,11 +9,8 @@ from typing import Any
 
 import pytest
 
-from .core.metrics import measure
 from .core.spec import ClosedLoop, Framework, Gpu, Model, UserError
-from .core.validity import Spoiled, trace_problem
 from .options import Settings
-from .report import terminal
 
 PARAMETRIZE = "parametrize kv_scenario with scenarios, for example ClosedLoop(isl=512, osl=128, concurrency=8)"
 SETTINGS = pytest.StashKey[Settings]()
@@ -73,6 +70,8 @@ def kv_gate() -> Callable[[KvResult], None]:
     """`kv_gate(kv_result)` fails the test when a gate fails, with the cause and the cure."""
 
     def gate(result: KvResult) -> None:
+        from .report import terminal
+
         if any(v["outcome"] == "failed" for v in result.verdicts):
             pytest.fail(terminal.failure(result.verdicts), pytrace=False)
 
@@ -106,6 +105,9 @@ def kv_drive(
             if not started:
                 server = impl.session.by_hand(kv_framework.name, kv_model.key)
                 started.append(_invalid_is_a_failure(lambda: stack.enter_context(server)))
+            from .core.metrics import measure
+            from .core.validity import trace_problem
+
             trace = _invalid_is_a_failure(lambda: started[0].measure(scenario))
             if problem := trace_problem(trace):
                 pytest.fail(f"invalid: {problem[0]}", pytrace=False)
@@ -115,6 +117,8 @@ def kv_drive(
 
 
 def _invalid_is_a_failure(step: Callable[[], Any]) -> Any:
+    from .core.validity import Spoiled
+
     try:
         return step()
     except (UserError, Spoiled) as e:

@@ -7,12 +7,11 @@ import signal
 import sys
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from . import options
-from .core.plan import Wanted, as_gate, block_id, gate_specs
 from .core.spec import ClosedLoop, SpecError, UserError
 from .fixtures import (
     BILL,
@@ -28,9 +27,12 @@ from .fixtures import (
     kv_result,
     kv_scenario,
 )
-from .report import terminal
-from .session import KvSession, make_scratch
 
+if TYPE_CHECKING:
+    from .core.plan import Wanted
+    from .session import KvSession
+
+# What only a session with a device needs is imported where it is used: without one, this module is all that pytest pays.
 __all__ = ["kv_drive", "kv_endpoint", "kv_framework", "kv_gate", "kv_gpu", "kv_model", "kv_result", "kv_scenario"]
 
 NEEDS_GPU = "needs --kv-gpu (for example: pytest --kv-gpu=cpu)"
@@ -112,6 +114,8 @@ class Conductor:
 
     @property
     def session(self) -> KvSession:
+        from .session import KvSession, make_scratch
+
         if self._session is None:
             self.scratch = self.scratch or make_scratch()
             self._session = KvSession(self.settings, self.scratch, self.say, self._runner)
@@ -169,6 +173,8 @@ class Conductor:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Leave out what the profile and the device do not include; let a block's tests stand together."""
+        from .core.plan import block_id
+
         s = self.settings
         out = [i for i in items if (sc := scenario_of(i)) and not sc.applies_to(s.profile, s.gpu.kind)]
         if out:
@@ -183,6 +189,8 @@ class Conductor:
 
     def _wanted(self, item: pytest.Item, *, strict: bool = True) -> Wanted | None:
         """What a test asks to be measured; None for an ordinary or a skipped one."""
+        from .core.plan import Wanted, as_gate
+
         scenario = scenario_of(item)
         if scenario is None or _is_skipped(item):
             return None
@@ -216,6 +224,8 @@ class Conductor:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Measure before anything else sees the test: outside pytest-timeout's timer and of every fixture."""
+        from .core.plan import block_id
+
         if self._only_shows():
             return (yield)
         if want := self._wanted(item, strict=False):
@@ -227,6 +237,9 @@ class Conductor:
 
     def result_of(self, item: pytest.Item) -> KvResult:
         """The verdicts of one test's own gates, with outcome, cause and cure; also put into its user properties."""
+        from .core.plan import block_id, gate_specs
+        from .report import terminal
+
         want = self._wanted(item)
         if want is None:
             pytest.fail(PARAMETRIZE, pytrace=False)
@@ -284,6 +297,8 @@ class Conductor:
         self._why = str(excinfo.value) or "Ctrl-C"
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        from .report import terminal
+
         rows = list(self.verdicts.values())
         if not rows and not self.notes:
             return

@@ -6,8 +6,6 @@ Memory in GB, bandwidth in GB/s, dense BF16 TFLOP/s, board power in W. NVML name
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
 from .spec import Gpu, UserError
 
 # key, label, NVML names, memory, bandwidth, BF16, power, sources (public repositories)
@@ -364,6 +362,8 @@ ALIASES = {"h100": "h100-sxm", "h200": "h200-sxm", "a100": "a100-sxm-80gb", "a10
 
 def find_gpu(name: str) -> Gpu:
     """The catalogue row called `name`, or UserError with the known names."""
+    from difflib import get_close_matches
+
     key = ALIASES.get(name.lower(), name.lower())
     if key not in GPUS:
         known = sorted({*GPUS, *ALIASES})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from importlib.metadata import entry_points
 
 from ..core.spec import Framework, UserError
@@ -17,6 +16,8 @@ def names() -> list[str]:
 
 def load(name: str) -> Framework:
     """The adapter called `name`; UserError with the known names when there is none or it cannot be imported."""
+    from difflib import get_close_matches
+
     key = name.lower().replace("-", "_").replace(".", "_")
     found = {e.name: e for e in entry_points(group=GROUP)}
     if key not in found:
