@@ -23,7 +23,7 @@ from typing import Any
 from .core import baseline as stored
 from .core.gate import IMPROVEMENT, INVALID, MISMATCH, NO_BASELINE, REGRESSION, Rule, Verdict, fails, false_alarms, rule_for
 from .core.metrics import find_metric
-from .core.plan import Block, Cost, GateSpec, cost, make_plan, plan_row, runs_range
+from .core.plan import Block, Cost, GateSpec, cost, make_plan, plan_row, runs_range, undeclared
 from .core.spec import Arm, SpecError, UserError
 from .options import Engine, Settings
 from .report import terminal
@@ -88,14 +88,8 @@ class KvSession:
         self.blocks = {b.id: b for b in make_plan(wanted, self.rule.margin)}
         declared = {e.framework.name: e.framework for e in self.settings.engines}
         for block in self.blocks.values():
-            for arm in block.arms:
-                framework = declared[block.framework]
-                for what, asked, has in (
-                    ("kv_dtype", arm.kv_dtype, framework.kv_dtypes),
-                    ("weight_dtype", arm.weight_dtype, framework.weight_dtypes),
-                ):
-                    if asked not in has:
-                        raise UserError(f"{block.id}: {framework.name} has no {what} {asked!r}; it has {', '.join(has)}")
+            if problem := undeclared(block, declared[block.framework]):
+                raise UserError(problem)
 
     def cost(self, block: Block, *, read: bool) -> Cost:
         """Best and worst case of a block. `read` says whether baseline files may be looked at (not under --collect-only)."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from .gate import Rule
 from .metrics import find_metric
-from .spec import Arm, ClosedLoop, Gate, SpecError
+from .spec import Arm, ClosedLoop, Framework, Gate, SpecError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +106,18 @@ def make_plan(wanted: Iterable[Wanted], margin: float) -> tuple[Block, ...]:
     )  # fmt: skip
 
 
+def undeclared(block: Block, framework: Framework) -> str:
+    """What an arm asks for that the framework does not have, in words; it would be ignored and measured under that name."""
+    for arm in block.arms:
+        for what, asked, has in (
+            ("kv_dtype", arm.kv_dtype, framework.kv_dtypes),
+            ("weight_dtype", arm.weight_dtype, framework.weight_dtypes),
+        ):
+            if asked not in has:
+                return f"{block.id}: {framework.name} has no {what} {asked!r}; it has {', '.join(has)}"
+    return ""
+
+
 # Before a machine has been measured: seconds of a server start and of a scenario, from the embedded default on 2 cores.
 START_S = {"cpu": 10.0, "gpu": 110.0}
 SCENARIO_S = {"cpu": 9.0, "gpu": 60.0}
@@ -120,9 +132,9 @@ class Cost:
     seconds: tuple[float, float]
 
 
-def cost(block: Block, runs: tuple[int, int], kind: str, seconds_per_run: float | None = None) -> Cost:
-    """The cost of `runs` (fewest, most) runs; `seconds_per_run` is what an earlier session on this machine took."""
-    one = seconds_per_run or len(block.arms) * (START_S[kind] + SCENARIO_S[kind] * len(block.tasks))
+def cost(block: Block, runs: tuple[int, int], kind: str) -> Cost:
+    """The cost of `runs` (fewest, most) runs."""
+    one = len(block.arms) * (START_S[kind] + SCENARIO_S[kind] * len(block.tasks))
     starts = (runs[0] * len(block.arms), runs[1] * len(block.arms))
     return Cost(runs=runs, starts=starts, seconds=(runs[0] * one, runs[1] * one))
 

@@ -92,10 +92,8 @@ def settle(gate: GateSpec, progress: Progress, orders: Orders, *, final: bool) -
         )
     if need == "record":
         return _recorded(gate, values, orders.rule, final=final)
-    if need == "report" and (values or final):
-        return _reported(gate, values, base)
     if need == "report":
-        return None
+        return _reported(gate, values, base) if values or final else None
     if need == "judge" and not values:
         spent = Verdict(verdict=INCONCLUSIVE, reason="the time budget was spent before the first run", margin=gate.margin)
         return spent if final else None
