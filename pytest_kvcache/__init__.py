@@ -1,6 +1,6 @@
 """pytest-kvcache: performance conformance of LLM KV caches, one pytest outcome per claim."""
 
-from .core.spec import Arm, ClosedLoop, Framework, Gate, Gpu, Launch, Model
+from .core.spec import Arm, ClosedLoop, Framework, Gate, Gpu, Launch, Model, OpenLoop
 
-__all__ = ["Arm", "ClosedLoop", "Framework", "Gate", "Gpu", "Launch", "Model"]
+__all__ = ["Arm", "ClosedLoop", "Framework", "Gate", "Gpu", "Launch", "Model", "OpenLoop"]
 __version__ = "0.1.0"

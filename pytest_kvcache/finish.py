@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from .core import baseline as stored
-from .core.gate import NO_BASELINE
+from .core.gate import NO_BASELINE, false_alarms
 from .core.metrics import find_metric
 from .core.spec import UserError
+from .rows import settled
 from .session import KvSession
 
 Note = tuple[str, str]  # colour key of report.terminal, line
@@ -35,8 +36,13 @@ def finish(session: KvSession, verdicts: list[dict[str, Any]], *, exit_code: int
     target = session.settings.report if worth_it else None
     target = target or (session.scratch if blocks and not complete else None)
     if target:
+        traces = trace_rows(blocks)
+        files, problem = _requests(session, target, traces, blocks)
+        failed = failed or bool(problem)
+        notes += [("invalid", problem)] if problem else []
         run = run_document(session, blocks, verdicts, complete=complete, interrupted=interrupted, exit_code=1 if failed else exit_code)
-        if problem := _guarded(session, "writing the report", lambda: _write(session, target, run, blocks)):
+        run |= {"traces": traces} | files
+        if problem := _guarded(session, "writing the report", lambda: _write(session, target, run)):
             notes.append(("invalid", problem))
             failed = True
         else:
@@ -97,7 +103,7 @@ def _record(session: KvSession, block: dict[str, Any], plugin: str) -> list[str]
 
 def _recordings(session: KvSession, block: dict[str, Any]) -> list[stored.Recording]:
     found, wanted = [], session.rule.record_runs
-    workloads = {t["scenario"]: t["workload"] for t in block["traces"] if t["columns"]["index"]}
+    workloads = {t["scenario"]: t["workload"] for t in block["traces"] if t["requests"]}
     for key, verdict in block["verdicts"].items():
         _, scenario, arm, metric = key.split("/")
         runs = [m for m in block["measurements"] if m["valid"] and (m["scenario"], m["arm"]) == (scenario, arm)]
@@ -114,12 +120,37 @@ def _run(m: dict[str, Any], metric: str) -> dict[str, Any]:
     return {"value": m["metrics"][metric], "n": m["requests"], "failed": m["failed"]} | canary
 
 
-def _write(session: KvSession, target: Path, run: dict[str, Any], blocks: list[dict[str, Any]]) -> None:
+def trace_rows(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`traces` of `run.json`: what the column `trace` of the requests counts into."""
+    return [{"block": b["id"], **{k: t[k] for k in ("scenario", "arm", "run", "workload")}} for b in blocks for t in b["traces"]]
+
+
+def _requests(session: KvSession, target: Path, rows: list[dict[str, Any]], blocks: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
+    """Every request into one file beside `run.json`: what that says of it, and what went wrong. A lost trace is marked in its row."""
+    from .harness.traces import COLUMNS, merge
+
+    known = [t for b in blocks for t in b["traces"]]
+    sources = [session.traces / t["file"] if t["file"] else None for t in known]
+    lost, files = {i: t["lost"] for i, t in enumerate(known) if t["lost"]}, {}
+
+    def gather() -> None:
+        digest, unread = merge(target / "records.npz", sources)
+        files["records.npz"] = digest
+        lost.update(unread)
+
+    problem = _guarded(session, "writing the requests", gather)
+    for i, reason in lost.items():
+        rows[i]["lost"] = reason
+    if lost and not problem:
+        problem = next(iter(lost.values())) + (f" (and of {len(lost) - 1} more runs)" if len(lost) > 1 else "")
+    return {"columns": COLUMNS, "files": files}, problem
+
+
+def _write(session: KvSession, target: Path, run: dict[str, Any]) -> None:
     from .harness.storage import write_run
     from .report.html import render
 
-    traces = [t for b in blocks for t in b["traces"]]
-    write_run(target, run, traces, render(run) if find_spec("jinja2") else None)
+    write_run(target, run, render(run) if find_spec("jinja2") else None)
     logs = session.scratch / "logs"
     if logs.is_dir() and target != session.scratch:
         shutil.copytree(logs, target / "logs", dirs_exist_ok=True)
@@ -134,22 +165,21 @@ def run_document(
     interrupted: str | None,
     exit_code: int,
 ) -> dict[str, Any]:
-    """`run.json` without its columns: plan, environments, measurements, verdicts. Verdicts no test has read yet are included."""
+    """`run.json` but for its requests: plan, environments, measurements, verdicts. Verdicts no test has read yet are included."""
     from . import __version__
 
     plan_file = session.scratch / "plan.json"
     plan = json.loads(plan_file.read_text()) if plan_file.is_file() else {"blocks": []}
     rows = {(v["block"], v["key"]): v for v in verdicts}
     for block in blocks:
-        for row in session.rows(block):
+        for row in settled(session, block):
             rows.setdefault((row["block"], row["key"]), row)
     kept = ("complete", "error", "server_start_s", "spent_s", "measurements")
-    traces = [{"block": b["id"], **{k: t[k] for k in ("scenario", "arm", "run", "workload")}} for b in blocks for t in b["traces"]]
     return {
         "schema": "pytest-kvcache/run/1", "complete": complete, "interrupted": interrupted,
         "session": session.id, "started": session.started, "seconds": round(time.monotonic() - session.began, 1),
         "command": session.settings.command, "exit_code": exit_code, "plugin": __version__, "gpu": session.settings.gpu.key,
         "profile": session.settings.profile, "plan": plan, "environments": {b["id"]: b["environment"] for b in blocks},
-        "blocks": {b["id"]: {k: b[k] for k in kept} for b in blocks}, "verdicts": list(rows.values()), "traces": traces,
-        "expected_false_alarms": session.expected_false_alarms(list(rows.values())),
+        "blocks": {b["id"]: {k: b[k] for k in kept} for b in blocks}, "verdicts": list(rows.values()),
+        "expected_false_alarms": false_alarms(sum(r["p_seq"] is not None for r in rows.values())),
     }  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from .core.spec import ClosedLoop, Framework, Gpu, Model, UserError
+from .core.spec import Framework, Gpu, Model, Scenario, UserError
 from .options import Settings
 
 PARAMETRIZE = "parametrize kv_scenario with scenarios, for example ClosedLoop(isl=512, osl=128, concurrency=8)"
@@ -21,7 +21,7 @@ BILL = pytest.StashKey[float]()
 class KvResult:
     """What was found for one test. `verdicts` are JSON-plain, one a gate and arm; `metrics` has every run's figures."""
 
-    scenario: ClosedLoop
+    scenario: Scenario
     verdicts: tuple[dict[str, Any], ...]
     metrics: tuple[dict[str, Any], ...] = field(default=())
 
@@ -49,16 +49,16 @@ def kv_model(request: pytest.FixtureRequest) -> Model:
 
 
 @pytest.fixture
-def kv_scenario(request: pytest.FixtureRequest) -> ClosedLoop:
+def kv_scenario(request: pytest.FixtureRequest) -> Scenario:
     """The scenario of this test: parametrize it with scenarios (`ids=str`)."""
     scenario = getattr(request, "param", None)
-    if not isinstance(scenario, ClosedLoop):
+    if not isinstance(scenario, Scenario):
         pytest.fail(PARAMETRIZE, pytrace=False)
     return scenario
 
 
 @pytest.fixture
-def kv_result(request: pytest.FixtureRequest, kv_framework: Framework, kv_model: Model, kv_scenario: ClosedLoop) -> KvResult:
+def kv_result(request: pytest.FixtureRequest, kv_framework: Framework, kv_model: Model, kv_scenario: Scenario) -> KvResult:
     """The measured scenario with the verdicts of this test's gates. Never raises for what was measured."""
     impl: Any = request.config.pluginmanager.get_plugin("kvcache-session")
     result: KvResult = impl.result_of(request.node)
@@ -92,7 +92,7 @@ def kv_endpoint(request: pytest.FixtureRequest, kv_framework: Framework, kv_mode
 @pytest.fixture
 def kv_drive(
     request: pytest.FixtureRequest, kv_framework: Framework, kv_model: Model
-) -> Iterator[Callable[[ClosedLoop], dict[str, float]]]:
+) -> Iterator[Callable[[Scenario], dict[str, float]]]:
     """`kv_drive(scenario)` measures on a server of its own, started at the first call, and gives the metrics.
 
     A server that does not start and a run that is invalid fail the test, in the call.
@@ -101,7 +101,7 @@ def kv_drive(
     started: list[Any] = []
     with ExitStack() as stack:
 
-        def drive(scenario: ClosedLoop) -> dict[str, float]:
+        def drive(scenario: Scenario) -> dict[str, float]:
             if not started:
                 server = impl.session.by_hand(kv_framework.name, kv_model.key)
                 started.append(_invalid_is_a_failure(lambda: stack.enter_context(server)))

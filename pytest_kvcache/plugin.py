@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from . import options
-from .core.spec import ClosedLoop, SpecError, UserError
+from .core.spec import Scenario, SpecError, UserError
 from .fixtures import (
     BILL,
     PARAMETRIZE,
@@ -239,6 +239,7 @@ class Conductor:
         """The verdicts of one test's own gates, with outcome, cause and cure; also put into its user properties."""
         from .core.plan import block_id, gate_specs
         from .report import terminal
+        from .rows import row
 
         want = self._wanted(item)
         if want is None:
@@ -250,7 +251,7 @@ class Conductor:
             bool(w and block_id(w) == block_id(want) and w.scenario == want.scenario) for w in map(self._wanted, item.session.items)
         )
         item.stash[BILL] = block["spent_s"].get(str(want.scenario), 0.0) / max(share, 1)
-        rows = [self.session.row(block, spec, item.nodeid) for spec in gate_specs(want, self.session.rule.margin)]
+        rows = [row(self.session, block, spec, item.nodeid) for spec in gate_specs(want, self.session.rule.margin)]
         item.user_properties += [(f"kv.{r['arm']}.{r['metric']}", terminal.junit(r)) for r in rows]
         item.user_properties.append(("kv.record", json.dumps(rows)))
         metrics = tuple(m for m in block["measurements"] if m["scenario"] == str(want.scenario))
@@ -309,7 +310,9 @@ class Conductor:
         for colour, line in terminal.summary(rows):
             terminalreporter.write_line(line, **terminal.COLOURS.get(colour, {}))
         if judged := sum(r["p_seq"] is not None for r in rows):
-            expected = self.session.expected_false_alarms(rows)
+            from .core.gate import false_alarms
+
+            expected = false_alarms(judged)
             terminalreporter.write_line(f"false alarms to expect by chance in {judged} judged gate(s): below {expected:.3f}")
         for colour, line in self.notes:
             terminalreporter.write_line(line, **terminal.COLOURS.get(colour, {}))
@@ -321,9 +324,9 @@ def _is_skipped(item: pytest.Item) -> bool:
     return item.get_closest_marker("skip") is not None or any(c for c in conditions if not isinstance(c, str))
 
 
-def scenario_of(item: pytest.Item) -> ClosedLoop | None:
+def scenario_of(item: pytest.Item) -> Scenario | None:
     """The scenario of a test that is measured; None for every other test."""
     params = getattr(getattr(item, "callspec", None), "params", {})
     scenario = params.get("kv_scenario")
     measured = MEASURED in getattr(item, "fixturenames", ()) and "kv_framework" in params
-    return scenario if measured and isinstance(scenario, ClosedLoop) else None
+    return scenario if measured and isinstance(scenario, Scenario) else None

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from .core import baseline as stored
-from .core.gate import IMPROVEMENT, INVALID, MISMATCH, NO_BASELINE, REGRESSION, Rule, Verdict, fails, false_alarms, rule_for
+from .core.gate import INVALID, Rule, Verdict, rule_for
 from .core.metrics import find_metric
-from .core.plan import Block, Cost, GateSpec, cost, make_plan, plan_row, runs_range, undeclared
+from .core.plan import Block, Cost, cost, make_plan, plan_row, runs_range, undeclared
+from .core.record import Trace
 from .core.spec import Arm, SpecError, UserError
 from .options import Engine, Settings
 from .report import terminal
@@ -154,6 +155,11 @@ class KvSession:
             fcntl.flock(turnstile, fcntl.LOCK_UN)
             yield
 
+    @property
+    def traces(self) -> Path:
+        """Where the raw traces are that the rows of block results name."""
+        return self.scratch / "traces"
+
     def _result_path(self, block_id: str) -> Path:
         return self.scratch / "blocks" / f"{hashlib.sha256(block_id.encode()).hexdigest()[:16]}.json"
 
@@ -161,10 +167,12 @@ class KvSession:
         from .harness.device import lease
         from .harness.files import write_json
 
+        meter = None
         empty: dict[str, Any] = {"id": block.id, "complete": True, "server_start_s": [], "spent_s": {}, "measurements": [], "traces": []}
         try:
             with lease(self.device(), say=self.say):
-                return self._meter(block, path).measure()  # type: ignore[no-any-return]
+                meter = self._meter(block, path)
+                return meter.measure()  # type: ignore[no-any-return]
         except (UserError, SpecError) as e:
             error = str(e)
         except OSError as e:
@@ -174,7 +182,7 @@ class KvSession:
             note.write_text(traceback.format_exc())
             error = f"internal error: {e!r} (traceback in {note})"
         # What was measured before the fault is kept; its gates cannot be trusted.
-        known = (_read(path) or {}) | {"complete": True, "error": error}
+        known = (meter.progress.plain() if meter else _read(path) or {}) | {"complete": True, "error": error}
         found = {"environment": {}} | empty | known
         found["verdicts"] = {g.key: _error_verdict(error, g.margin) for t in block.tasks for g in t.gates}
         with suppress(OSError):
@@ -204,7 +212,19 @@ class KvSession:
                 needs[gate.key] = stored.need(base, self.rule, record=record, smoke=self.settings.profile == "smoke")
         deadline = self.began + self.settings.budget_s if self.settings.budget_s else None
         orders = Orders(rule=self.rule, needs=needs, bases=bases, deadline=deadline)
-        return BlockMeter(block, runner, orders, environment=environment, save=lambda plain: write_json(path, plain), say=self.say)
+        return BlockMeter(
+            block, runner, orders, environment=environment, keep=lambda trace: self._keep(path.stem, trace),
+            save=lambda plain: write_json(path, plain), say=self.say,
+        )  # fmt: skip
+
+    def _keep(self, name: str, trace: Trace) -> dict[str, Any]:
+        """The raw trace in a file, and the row that stands for it in the block's result."""
+        from .harness.traces import keep
+
+        row = keep(self.traces, name, trace)
+        if row["lost"]:
+            self.say(f"  {row['lost']}")
+        return row
 
     @contextmanager
     def by_hand(self, framework: str, model: str) -> Iterator[Any]:
@@ -253,55 +273,6 @@ class KvSession:
         on_disk = (_read(p) for p in (self.scratch / "blocks").glob("*.json"))
         results = {r["id"]: r for r in on_disk if r} | self._results
         return [results[name] for name in sorted(results)]
-
-    # -- verdicts as rows: what tests, terminal, JUnit and report show --------------------------------------------
-
-    def row(self, block: dict[str, Any], spec: GateSpec, test: str) -> dict[str, Any]:
-        """One gate's verdict with everything that explains it, JSON-plain (schema: run.schema.json)."""
-        metric, found, s = find_metric(spec.metric), dict(block["verdicts"][spec.key]), self.settings
-        failed = fails(found["verdict"], found["reason"], profile=s.profile, strict=s.strict, recording=bool(s.record))
-        regressed = found["verdict"] == REGRESSION
-        return found | {
-            "key": spec.key, "test": test, "block": block["id"], "family": spec.family, "scenario": spec.scenario,
-            "arm": spec.arm, "metric": spec.metric, "unit": metric.unit, "better": metric.better,
-            "outcome": "failed" if failed else "passed", "cure": self._cure(found, spec),
-            "changed": self._changed(block, spec.key) if regressed else [],
-            "moved_with": self._moved_with(block, spec.key) if regressed else [],
-        }  # fmt: skip
-
-    def rows(self, block: dict[str, Any]) -> list[dict[str, Any]]:
-        """Rows of every settled gate of a block, for those that no test has read (after an interrupt, say)."""
-        specs = {g.key: g for b in self.blocks.values() if b.id == block["id"] for t in b.tasks for g in t.gates}
-        return [self.row(block, specs[k], "") for k in block["verdicts"] if k in specs]
-
-    def _cure(self, found: dict[str, Any], spec: GateSpec) -> str | None:
-        command = self.settings.command
-        if found["verdict"] == IMPROVEMENT:
-            return f"{command} --kv-record=all   (stores the better level, so that losing it again is noticed)"
-        stale = found["verdict"] == INVALID and found["reason"].startswith(MISMATCH)
-        if (found["verdict"] == NO_BASELINE or stale) and not self.settings.record:
-            return f"{command} --kv-record=missing"
-        return None
-
-    def _moved_with(self, block: dict[str, Any], key: str) -> list[str]:
-        """Other gates of the block that went the wrong way too: their whole interval lies on the worse side."""
-        moved = []
-        for other, v in block["verdicts"].items():
-            better = find_metric(other.rsplit("/", 1)[1]).better
-            if other != key and v["low"] is not None and (v["low"] > 0 if better == "lower" else v["high"] < 0):
-                moved.append(f"{other.split('/', 1)[1]} {100 * v['change']:+.0f} %")
-        return moved[:4]
-
-    def _changed(self, block: dict[str, Any], key: str) -> list[str]:
-        """What differs from the environment in which the gate's baseline was last recorded."""
-        from .core.fingerprint import differences
-
-        framework, model, _ = block["id"].split("/", 2)
-        old = stored.newest_environment(self.document(framework, model), key)
-        return differences(old, block["environment"]) if old and block["environment"] else []
-
-    def expected_false_alarms(self, rows: Sequence[dict[str, Any]]) -> float:
-        return false_alarms(sum(r["p_seq"] is not None for r in rows))
 
     def leave_nothing_empty(self) -> None:
         """Remove the scratch folder of a session that measured nothing (after a usage error, say)."""

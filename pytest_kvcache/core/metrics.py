@@ -7,25 +7,38 @@ and a changed definition is never compared with an old number.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from .record import OK, RequestRecord, Trace
 from .spec import SpecError
+
+if TYPE_CHECKING:
+    from .window import Window
 
 Samples = Callable[[RequestRecord], float | None]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A row of the table. `sample` gives one value a request (quantiles are taken of it), `total` one value a run."""
+    """A row of the table. `sample` gives one value a request (quantiles are taken of it), `total` one value a run; `pooled`
+    ones have a value a token, counted in the trace."""
 
     name: str
     unit: str
     better: str
     definition: str
     sample: Samples | None = None
-    total: Callable[[Trace], float | None] | None = None
+    total: Callable[[Window], float | None] | None = None
+    pooled: bool = False
+
+    @property
+    def single(self) -> bool:
+        """Whether a run has one value of it, not a distribution."""
+        return self.total is not None
 
 
 def _ms(start: float | None, end: float | None) -> float | None:
@@ -42,37 +55,33 @@ def good(trace: Trace) -> tuple[RequestRecord, ...]:
     return tuple(r for r in trace.records if r.outcome == OK)
 
 
-def window_s(trace: Trace) -> float | None:
-    """Seconds from the first send to the last token; None when nothing was answered."""
-    ends = [r.last_s for r in good(trace) if r.last_s is not None]
-    return max(ends) - min(r.sent_s for r in trace.records) if ends else None
-
-
-def _per_second(count: Callable[[RequestRecord], int | None]) -> Callable[[Trace], float | None]:
-    def total(trace: Trace) -> float | None:
-        seconds, counts = window_s(trace), [count(r) for r in good(trace)]
-        if not seconds or any(c is None for c in counts):
-            return None
-        return sum(c for c in counts if c is not None) / seconds
+def _per_second(count: Callable[[Window], float | None]) -> Callable[[Window], float | None]:
+    def total(window: Window) -> float | None:
+        n = count(window)
+        return None if n is None or window.seconds <= 0 else n / window.seconds
 
     return total
 
 
-def _all_tokens(r: RequestRecord) -> int | None:
-    return None if r.input_tokens is None or r.output_tokens is None else r.input_tokens + r.output_tokens
+def _all_tokens(window: Window) -> float | None:
+    return None if window.input_tokens is None or window.output_tokens is None else window.input_tokens + window.output_tokens
 
 
 METRICS: dict[str, Metric] = {
     m.name: m
     for m in (
-        Metric("ttft_ms", "ms", "lower", "ttft.v1 = first token event - request sent", sample=lambda r: _ms(r.sent_s, r.first_s)),
+        Metric("ttft_ms", "ms", "lower", "ttft.v1 = first token event - request sent", sample=lambda r: _ms(r.start_s, r.first_s)),
+        Metric("ttfa_ms", "ms", "lower", "ttfa.v1 = first token of answer text - request sent",
+               sample=lambda r: _ms(r.start_s, r.answer_s)),
         Metric("tpot_ms", "ms", "lower", "tpot.v1 = (last - first) / (n - n_first)", sample=_tpot),
-        Metric("e2e_ms", "ms", "lower", "e2e.v1 = last token event - request sent", sample=lambda r: _ms(r.sent_s, r.last_s)),
-        Metric("output_tok_s", "tok/s", "higher", "output_tok_s.v1 = output tokens / (last token - first send)",
-               total=_per_second(lambda r: r.output_tokens)),
-        Metric("total_tok_s", "tok/s", "higher", "total_tok_s.v1 = (input + output tokens) / (last token - first send)",
+        Metric("itl_ms", "ms", "lower", "itl.v1 = gap to the event before / its tokens, once a token after the first event", pooled=True),
+        Metric("e2e_ms", "ms", "lower", "e2e.v1 = last token event - request sent", sample=lambda r: _ms(r.start_s, r.last_s)),
+        Metric("output_tok_s", "tok/s", "higher", "output_tok_s.v2 = output tokens that arrived in the window / its length",
+               total=_per_second(lambda w: w.output_tokens)),
+        Metric("total_tok_s", "tok/s", "higher", "total_tok_s.v2 = (output tokens + prompts whose first token came) in the window / its length",
                total=_per_second(_all_tokens)),
-        Metric("req_s", "req/s", "higher", "req_s.v1 = answered requests / (last token - first send)", total=_per_second(lambda r: 1)),
+        Metric("req_s", "req/s", "higher", "req_s.v2 = requests answered in the window / its length",
+               total=_per_second(lambda w: w.answered)),
     )
 }  # fmt: skip
 
@@ -83,9 +92,9 @@ def find_metric(name: str) -> Metric:
     """The row of a metric or of one of its quantiles (`ttft_ms.p50`); SpecError with the known names."""
     base, _, quantile = name.partition(".")
     metric = METRICS.get(base)
-    if metric and bool(quantile) == (metric.sample is not None) and (not quantile or quantile in QUANTILES):
+    if metric and bool(quantile) != metric.single and (not quantile or quantile in QUANTILES):
         return metric
-    known = [m.name if m.sample is None else f"{m.name}.{{{','.join(QUANTILES)}}}" for m in METRICS.values()]
+    known = [m.name if m.single else f"{m.name}.{{{','.join(QUANTILES)}}}" for m in METRICS.values()]
     raise SpecError(f"no metric {name!r}; known: {', '.join(known)}")
 
 
@@ -95,22 +104,59 @@ def percentile(values: Sequence[float], q: float, *, failed: int = 0) -> float |
     None when there is no value; infinity when the quantile falls among the failures: dropping slow or failed requests
     must never look like an improvement.
     """
-    n = len(values) + failed
-    if not n:
+    return quantile(sorted(values), None, q, failed)
+
+
+def too_few(quantile: str, samples: int) -> bool:
+    """Whether so few samples have no such quantile of their own: a P99 of fewer than 100 is their largest value."""
+    return samples * (1 - QUANTILES[quantile]) < 1 - 1e-9
+
+
+def token_gaps(trace: Trace) -> tuple[Sequence[float], Sequence[int]] | None:
+    """The gaps per token of a trace in ms, ascending, and how many tokens had each.
+
+    None unless every answer's tokens per event are known (one gap a token after its first event), and unless some gap is
+    above zero at the median: events that arrived together say nothing of the time between them.
+    """
+    us, n = trace.itl.get("us") or (), trace.itl.get("n") or ()
+    wanted = sum((r.output_tokens or 0) - r.first_event_tokens for r in good(trace))
+    if not us or sum(n) != wanted:
         return None
-    rank = max(1, math.ceil(q * n - 1e-9))
-    return sorted(values)[rank - 1] if rank <= len(values) else math.inf
+    return [v / 1e3 for v in us], n
 
 
 def measure(trace: Trace) -> dict[str, float]:
-    """Every metric of the table for one scenario in one run; what cannot be computed or is infinite is absent."""
-    failed = len(trace.records) - len(good(trace))
+    """Every metric of the table for one scenario in one run; what cannot be computed, is infinite or is not above zero is absent."""
+    from .window import window_of
+
+    answers, window = good(trace), window_of(trace)
+    failed = len(trace.records) - len(answers)
     found: dict[str, float | None] = {}
     for metric in METRICS.values():
         if metric.total:
-            found[metric.name] = metric.total(trace)
-        elif metric.sample:
-            values = [v for r in good(trace) if (v := metric.sample(r)) is not None]
-            for name, q in QUANTILES.items():
-                found[f"{metric.name}.{name}"] = percentile(values, q, failed=failed)
-    return {k: v for k, v in found.items() if v is not None and math.isfinite(v)}
+            found[metric.name] = metric.total(window) if window else None
+            continue
+        values: Sequence[float]
+        counts: Sequence[int] | None
+        if metric.sample:
+            values = sorted(v for r in answers if (v := metric.sample(r)) is not None)
+            counts, lost = None, failed
+        else:
+            values, counts = token_gaps(trace) or ((), ())
+            lost = failed * max(0, trace.osl - 1)
+        for name, q in QUANTILES.items():
+            found[f"{metric.name}.{name}"] = quantile(values, counts, q, lost)
+    return {k: v for k, v in found.items() if v is not None and math.isfinite(v) and v > 0}
+
+
+def quantile(values: Sequence[float], counts: Sequence[int] | None, q: float, failed: int) -> float | None:
+    """The quantile of ascending values, each counted once or `counts` times, with `failed` more at infinity."""
+    n = (len(values) if counts is None else sum(counts)) + failed
+    if not values:
+        return math.inf if n else None
+    rank = max(1, math.ceil(q * n - 1e-9))
+    if rank > n - failed:
+        return math.inf
+    if counts is None:
+        return values[rank - 1]
+    return values[bisect_left(list(accumulate(counts)), rank)]

@@ -12,7 +12,7 @@ from typing import Any
 
 from .gate import Rule
 from .metrics import find_metric
-from .spec import Arm, ClosedLoop, Framework, Gate, SpecError
+from .spec import Arm, ClosedLoop, Framework, Gate, Scenario, SpecError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Wanted:
     framework: str
     model: str
     family: str
-    scenario: ClosedLoop
+    scenario: Scenario
     gates: tuple[Gate, ...]
 
 
@@ -42,7 +42,7 @@ class Wanted:
 class Task:
     """A scenario and every gate that reads it, whichever tests they come from."""
 
-    scenario: ClosedLoop
+    scenario: Scenario
     gates: tuple[GateSpec, ...]
 
 
@@ -82,13 +82,13 @@ def gate_specs(want: Wanted, margin: float) -> tuple[GateSpec, ...]:
     )  # fmt: skip
 
 
-def _place(s: ClosedLoop) -> tuple[int, int, int, int]:
-    return s.isl, s.osl, s.concurrency, s.seed
+def _place(s: Scenario) -> tuple[Any, ...]:
+    return s.isl, s.osl, type(s).__name__, s.concurrency if isinstance(s, ClosedLoop) else 0, str(s)
 
 
 def make_plan(wanted: Iterable[Wanted], margin: float) -> tuple[Block, ...]:
     """Blocks in the order of their first test. Two tests that claim one key with different margins are an error."""
-    work: dict[str, dict[ClosedLoop, dict[str, GateSpec]]] = {}
+    work: dict[str, dict[Scenario, dict[str, GateSpec]]] = {}
     heads: dict[str, Wanted] = {}
     for want in wanted:
         head = heads.setdefault(block_id(want), want)

@@ -49,18 +49,15 @@ BASE = (Arm(),)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClosedLoop:
-    """`concurrency` clients, each sending its next request when the last is answered.
+class Scenario:
+    """What every kind of load declares. Every request has exactly `isl` input and `osl` output tokens.
 
-    Every request has exactly `isl` input and `osl` output tokens. `requests` is the number measured in a run
-    (default: eight rounds of all clients at concurrency 1, six above, so that a CPU run lasts seconds).
-    `profile` is the smallest profile that includes the scenario, `device` the kind it is meant for
-    (`cpu`, `gpu` or `any`); both only select and are no part of the identity.
+    `requests` is the number measured in a run. `profile` is the smallest profile that includes the scenario, `device` the
+    kind it is meant for (`cpu`, `gpu` or `any`); both only select and are no part of the identity.
     """
 
     isl: int
     osl: int
-    concurrency: int
     requests: int | None = None
     seed: int = 0
     arms: tuple[Arm, ...] = BASE
@@ -68,26 +65,32 @@ class ClosedLoop:
     device: str = field(default="any", compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("isl", "osl", "concurrency"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise SpecError(f"ClosedLoop: {name}={getattr(self, name)!r} must be a whole number of at least 1")
-        if self.requests is not None and self.requests < self.concurrency:
-            raise SpecError(f"ClosedLoop: requests={self.requests} leaves some of {self.concurrency} clients idle")
+        kind = type(self).__name__
+        for name in ("isl", "osl"):
+            if not _whole(getattr(self, name)):
+                raise SpecError(f"{kind}: {name}={getattr(self, name)!r} must be a whole number of at least 1")
+        if self.requests is not None and not _whole(self.requests):
+            raise SpecError(f"{kind}: requests={self.requests!r} must be a whole number of at least 1")
         if self.profile not in PROFILES:
-            raise SpecError(f"ClosedLoop: profile={self.profile!r} is none of {', '.join(PROFILES)}")
+            raise SpecError(f"{kind}: profile={self.profile!r} is none of {', '.join(PROFILES)}")
         if self.device not in ("any", "cpu", "gpu"):
-            raise SpecError(f"ClosedLoop: device={self.device!r} is none of any, cpu, gpu")
+            raise SpecError(f"{kind}: device={self.device!r} is none of any, cpu, gpu")
         names = [a.name for a in self.arms]
         if not names or len(set(names)) != len(names):
-            raise SpecError(f"ClosedLoop: arms need distinct names, got {names}")
+            raise SpecError(f"{kind}: arms need distinct names, got {names}")
 
     @property
     def n_requests(self) -> int:
-        return self.requests or (8 if self.concurrency == 1 else 6 * self.concurrency)
+        """Requests measured in a run."""
+        raise NotImplementedError
+
+    def load_parts(self) -> list[str]:
+        """What the id says of the load between the lengths and the number of requests."""
+        raise NotImplementedError
 
     def __str__(self) -> str:
         """The scenario's id: its fields that are not at their default, in a fixed order."""
-        parts = [f"isl{self.isl}", f"osl{self.osl}", f"c{self.concurrency}"]
+        parts = [f"isl{self.isl}", f"osl{self.osl}", *self.load_parts()]
         if self.requests is not None:
             parts.append(f"n{self.requests}")
         if self.seed:
@@ -97,6 +100,72 @@ class ClosedLoop:
     def applies_to(self, profile: str, device: str) -> bool:
         """Whether `profile` on a device of kind `device` (`cpu` or `gpu`) includes this scenario."""
         return self.device in ("any", device) and PROFILES.index(self.profile) <= PROFILES.index(profile)
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClosedLoop(Scenario):
+    """`concurrency` clients, each sending its next request when the last is answered.
+
+    Default `requests`: eight rounds at concurrency 1, six rounds of all clients above, so that a CPU run lasts seconds.
+    """
+
+    concurrency: int
+
+    def __post_init__(self) -> None:
+        if not _whole(self.concurrency):
+            raise SpecError(f"ClosedLoop: concurrency={self.concurrency!r} must be a whole number of at least 1")
+        Scenario.__post_init__(self)
+        if self.requests is not None and self.requests < self.concurrency:
+            raise SpecError(f"ClosedLoop: requests={self.requests} leaves some of {self.concurrency} clients idle")
+
+    @property
+    def n_requests(self) -> int:
+        return self.requests or (8 if self.concurrency == 1 else 6 * self.concurrency)
+
+    def load_parts(self) -> list[str]:
+        return [f"c{self.concurrency}"]
+
+
+ARRIVALS = ("poisson", "constant", "gamma")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenLoop(Scenario):
+    """Requests arrive at `rate` a second whatever is still open, by a schedule fixed by the seed.
+
+    `arrivals`: `poisson`, `constant`, or `gamma` gaps with a coefficient of variation of 1/sqrt(`burstiness`): below 1
+    burstier than Poisson. Default `requests`: half a minute of them, at least 20. Every latency begins at the scheduled
+    moment.
+    """
+
+    rate: float
+    arrivals: str = "poisson"
+    burstiness: float = 1.0
+
+    def __post_init__(self) -> None:
+        Scenario.__post_init__(self)
+        if not (isinstance(self.rate, (int, float)) and 0 < self.rate < 1e6):
+            raise SpecError(f"OpenLoop: rate={self.rate!r} must be requests a second above 0")
+        if self.arrivals not in ARRIVALS:
+            raise SpecError(f"OpenLoop: arrivals={self.arrivals!r} is none of {', '.join(ARRIVALS)}")
+        if not (isinstance(self.burstiness, (int, float)) and 0 < self.burstiness < 1e6):
+            raise SpecError(f"OpenLoop: burstiness={self.burstiness!r} must be above 0 (1 is Poisson)")
+        if self.burstiness != 1.0 and self.arrivals != "gamma":
+            raise SpecError(f"OpenLoop: burstiness={self.burstiness!r} has no meaning for {self.arrivals} arrivals; use arrivals='gamma'")
+
+    @property
+    def n_requests(self) -> int:
+        return self.requests or max(20, round(30 * self.rate))
+
+    def load_parts(self) -> list[str]:
+        parts = [f"r{self.rate:g}"]
+        if self.arrivals != "poisson":
+            parts.append(self.arrivals + (f"{self.burstiness:g}" if self.arrivals == "gamma" else ""))
+        return parts
 
 
 @dataclass(frozen=True)
@@ -171,7 +240,8 @@ class Framework:
     text, `needs` are the importable modules without which it cannot start, `cure` the pip line that installs them.
     `prepare` is Python source run in the framework's own interpreter with (source file, target directory) to make
     weights loadable that the framework cannot serve as they are; it is skipped when the target exists.
-    `known_failures` maps patterns of the server's log to what they mean.
+    `known_failures` maps patterns of the server's log to what they mean. `counters` names the series of its metrics page
+    (`metrics`) that count `output` and `input` tokens, `prefix_queries` and `prefix_hits` (tokens) and `preemptions`.
     """
 
     name: str
@@ -182,6 +252,8 @@ class Framework:
     distributions: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     health: str = "/health"
+    metrics: str = "/metrics"
+    counters: Mapping[str, str] = field(default_factory=dict)
     endpoint: str = "/v1/completions"
     prepare: str | None = None
     kv_dtypes: tuple[str, ...] = ("auto",)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from .metrics import quantile
 from .record import OK, Trace
 
 
@@ -47,13 +48,88 @@ def load_problem(
     return "; ".join(problems) or None
 
 
-MAX_CLIENT_CORES = 0.9
+MAX_CLIENT_CORES = 0.7  # of one core, by the busiest load process
+MAX_SEND_LAG_MS = 5.0
+MAX_READ_LAG_MS = {"kernel": 50.0, "read": 5.0}  # by where the stamps come from: kernel stamps do not feel the client's delay
+MIN_KEPT_OPEN = 0.95
 
 
-def client_problem(seen: Mapping[str, Any]) -> str | None:
-    """Whether our own load generator, one thread, ran out of processor, so that its delays are in the figures."""
-    used = seen.get("client_cores")
-    return f"the client used {used:.2f} cores of the one it has" if _exceeds(used, MAX_CLIENT_CORES) else None
+def client_problem(trace: Trace) -> str | None:
+    """Whether our own load generator was the limit, so that its delays are in the figures, or its load was not the one asked for.
+
+    The limits are those of the module: processor time of the busiest load process, sends behind an open loop's schedule
+    and reads behind the arrival (99th percentile each), and the share of a closed loop's streams that was kept busy.
+    """
+    from .window import window_of
+
+    client, problems = trace.load.get("client", {}), []
+    if _exceeds(client.get("cores"), MAX_CLIENT_CORES):
+        problems.append(f"its busiest process used {client['cores']:.2f} of one core (allowed {MAX_CLIENT_CORES:g})")
+    behind = sorted((r.sent_s - r.scheduled_s) * 1e3 for r in trace.records if r.scheduled_s is not None)
+    if behind and _exceeds(lag := quantile(behind, None, 0.99, 0), MAX_SEND_LAG_MS):
+        problems.append(f"it sent {lag:.1f} ms behind its own schedule (99th percentile, allowed {MAX_SEND_LAG_MS:g})")
+    limit = MAX_READ_LAG_MS.get(client.get("stamps", ""), 0.0)
+    if limit and _exceeds(lag := client.get("read_lag_ms", {}).get("p99"), limit):
+        problems.append(f"it read {lag:.1f} ms after the bytes came (99th percentile, allowed {limit:g})")
+    window = window_of(trace) if trace.concurrency else None
+    if window and not window.whole and trace.concurrency and window.open < MIN_KEPT_OPEN * trace.concurrency:
+        problems.append(f"it kept {window.open:.1f} of {trace.concurrency} streams busy (at least {MIN_KEPT_OPEN:.0%})")
+    return "the client was too slow: " + "; ".join(problems) if problems else None
+
+
+MAX_HIT_RATE = 0.01
+
+
+def cache_problem(
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+    *,
+    cold: bool = True,
+    max_hit_rate: float = MAX_HIT_RATE,
+    preempted: bool = False,
+) -> str | None:
+    """What the server's own counters, read before and after a load, say against it.
+
+    `prefix_queries` and `prefix_hits` (tokens): prompts that should be new (`cold`) were served from the prefix cache, or
+    the other way round; `preemptions` where none may be. A counter that is missing says nothing, one that fell was reset.
+    """
+    grown = {name: after[name] - before[name] for name in after if name in before}
+    if fell := [name for name, n in grown.items() if n < 0]:
+        return f"the server's counters fell during the load ({', '.join(sorted(fell))}): it was restarted"
+    if grown.get("preemptions", 0) > 0 and not preempted:
+        return f"the server preempted {grown['preemptions']:.0f} requests; none may be"
+    rate = hit_rate(before, after)
+    if rate is None:
+        return None
+    if cold and rate > max_hit_rate:
+        return f"the prefix cache was warm: {rate:.1%} of the prompt tokens were hits (allowed {max_hit_rate:.0%}): no true prefill"
+    if not cold and rate <= max_hit_rate:
+        return f"the prefix cache was cold: {rate:.1%} of the prompt tokens were hits, though all had been sent before"
+    return None
+
+
+def hit_rate(before: Mapping[str, float], after: Mapping[str, float]) -> float | None:
+    """Share of prompt tokens found in the prefix cache between two readings; None where nothing was asked or is not counted."""
+    try:
+        queries, hits = (after[k] - before[k] for k in ("prefix_queries", "prefix_hits"))
+    except KeyError:
+        return None
+    return hits / queries if queries > 0 and hits >= 0 else None
+
+
+COUNTERS_AGREE = 0.001
+
+
+def counters_problem(trace: Trace) -> str | None:
+    """Whether the server counted other tokens than the client was told of: somebody else used it, or one of them miscounts."""
+    counted = trace.load.get("server_tokens") or {}
+    for name, column in (("output", "output_tokens"), ("input", "input_tokens")):
+        told = [getattr(r, column) for r in trace.records]
+        if counted.get(name) is None or None in told:
+            continue
+        if abs(counted[name] - sum(told)) > max(1.0, COUNTERS_AGREE * sum(told)):
+            return f"the server counted {counted[name]:.0f} {name} tokens during the load, its answers add up to {sum(told)}"
+    return None
 
 
 def requests_problem(trace: Trace, *, allowed_failures: int = 0) -> str | None:
@@ -82,8 +158,8 @@ def trace_problem(trace: Trace) -> tuple[str, bool] | None:
 
     What the machine did comes first: an engine starved by another process also fails requests.
     """
-    for problem in (load_problem(trace.load), client_problem(trace.load)):
+    for problem in (load_problem(trace.load), client_problem(trace)):
         if problem:
             return problem, True
-    problem = requests_problem(trace)
+    problem = requests_problem(trace) or counters_problem(trace) or cache_problem(*trace.load.get("counters", ({}, {})))
     return (problem, False) if problem else None

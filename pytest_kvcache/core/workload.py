@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import random
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
-from .spec import ClosedLoop, SpecError, json_hash
+from .spec import ClosedLoop, OpenLoop, Scenario, SpecError, json_hash
 
 WORKLOAD_VERSION = "words.v1"
 _WORD = re.compile(r"[a-z]{3,10}")
@@ -47,7 +49,7 @@ def _rng(*parts: object) -> random.Random:
     return random.Random(hashlib.sha256("|".join(map(str, parts)).encode()).digest())
 
 
-def make_requests(scenario: ClosedLoop, words: tuple[str, ...], *, part: str = "measured", n: int | None = None) -> tuple[Request, ...]:
+def make_requests(scenario: Scenario, words: tuple[str, ...], *, part: str = "measured", n: int | None = None) -> tuple[Request, ...]:
     """`n` requests (default: the scenario's own number), unique from their first words on, so that no prefix is shared:
     neither inside a scenario nor between two on one server. `part` keeps warm-up prompts apart from measured ones.
     """
@@ -60,6 +62,25 @@ def make_requests(scenario: ClosedLoop, words: tuple[str, ...], *, part: str = "
     return tuple(requests)
 
 
-def workload_hash(requests: tuple[Request, ...], concurrency: int) -> str:
-    """Identity of what is asked: prompts, lengths, order and concurrency."""
-    return json_hash([WORKLOAD_VERSION, concurrency, [[r.prompt, r.isl, r.osl] for r in requests]])
+def shortened(request: Request, words: int) -> str:
+    """The prompt without its last `words` words."""
+    if not words:
+        return request.prompt
+    return " " + " ".join(request.prompt.split()[: max(1, request.isl - words)])
+
+
+def schedule(scenario: OpenLoop, *, part: str = "measured", n: int | None = None) -> tuple[float, ...]:
+    """When each request of an open loop is due, in seconds after the start: fixed by the scenario and its seed."""
+    rng = _rng("schedule.v1", part, scenario, scenario.seed)
+    gap: Callable[[], float] = {
+        "poisson": lambda: rng.expovariate(scenario.rate),
+        "constant": lambda: 1 / scenario.rate,
+        "gamma": lambda: rng.gammavariate(scenario.burstiness, 1 / (scenario.burstiness * scenario.rate)),
+    }[scenario.arrivals]
+    return tuple(accumulate(gap() for _ in range(scenario.n_requests if n is None else n)))
+
+
+def workload_hash(requests: tuple[Request, ...], scenario: Scenario) -> str:
+    """Identity of what is asked: prompts, lengths, order, and concurrency or schedule."""
+    load = scenario.concurrency if isinstance(scenario, ClosedLoop) else scenario.load_parts()
+    return json_hash([WORKLOAD_VERSION, load, [[r.prompt, r.isl, r.osl] for r in requests]])

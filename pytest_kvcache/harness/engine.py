@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from ..core.record import RequestRecord, Trace
-from ..core.spec import Arm, ClosedLoop, Framework, Gpu, Launch, Model, UserError, json_hash
+from ..core.spec import Arm, Framework, Gpu, Launch, Model, Scenario, UserError, json_hash
 from ..core.validity import Spoiled, load_problem
-from ..core.workload import Request, make_requests, single_token_words, workload_hash
-from . import loadgen, weights
+from ..core.workload import make_requests, single_token_words, workload_hash
+from . import weights
 from .canary import canary
-from .client import Client
 from .device import LoadWatch
 from .environment import fingerprint
-from .server import Server, serve
+from .running import RunningEngine
+from .server import serve
 
-T = TypeVar("T")
 QUIET_S = 1.0  # how long the machine must be quiet before a server is started
 QUIET_PATIENCE_S = 15.0
-GLANCE_S = 3.0  # while measuring, the machine is looked at this often; spoiled twice in a row ends the window
 START_TIMEOUT_S = {"cpu": 180.0, "gpu": 900.0}
 
 
@@ -118,8 +114,8 @@ class EngineRunner:
         offline = {"HF_HUB_OFFLINE": "1"} if self.weights.local else {}
         return dict(os.environ) | dict(self.spec.framework.env) | offline
 
-    def workload(self, scenario: ClosedLoop) -> str:
-        return workload_hash(make_requests(scenario, self.words), scenario.concurrency)
+    def workload(self, scenario: Scenario) -> str:
+        return workload_hash(make_requests(scenario, self.words), scenario)
 
     @contextmanager
     def start(self, arm: Arm, run: int, attempt: int) -> Iterator[RunningEngine]:
@@ -133,66 +129,12 @@ class EngineRunner:
         with serve(
             self.spec.framework, self.launch(arm), log=log, env=self._env(), timeout_s=timeout_s, session_id=self.session_id, say=self.say
         ) as server:
-            yield RunningEngine(self, server, arm, run)
-
-
-@dataclass
-class RunningEngine:
-    """A server that answers. `start_s` is what its start took, in seconds."""
-
-    runner: EngineRunner
-    server: Server
-    arm: Arm
-    run: int
-
-    @property
-    def start_s(self) -> float:
-        return self.server.start_s
-
-    def measure(self, scenario: ClosedLoop) -> Trace:
-        """Warm up with the scenario's own shape, then measure its requests; the same requests in every run."""
-        try:
-            records, load, extra = asyncio.run(self._unless_spoiled(self._measure(scenario)))
-        except UserError as e:
-            raise self.server.failure() or e from e
-        if died := self.server.failure():
-            raise died
-        return Trace(
-            scenario=str(scenario), arm=self.arm.name, run=self.run, workload=self.runner.workload(scenario),
-            isl=scenario.isl, osl=scenario.osl, records=tuple(records), load=load | {"extra_tokens": extra},
-        )  # fmt: skip
-
-    async def _measure(self, scenario: ClosedLoop) -> tuple[list[RequestRecord], dict[str, Any], int]:
-        words, framework = self.runner.words, self.runner.spec.framework
-        async with Client(self.server.base_url, framework.endpoint, self.runner.weights.serve, framework.body) as client:
-            extra = await loadgen.extra_tokens(client, words)
-            warm = _shortened(make_requests(scenario, words, part="warm-up", n=max(2, scenario.concurrency)), extra)
-            if failure := await loadgen.warm_up(client, warm, scenario.concurrency):
-                raise UserError(f"the warm-up of {scenario} failed: {failure}")
-            requests = _shortened(make_requests(scenario, words), extra)
-            with LoadWatch(own=self.server.pids) as watch:
-                records = await loadgen.drive(client, requests, scenario.concurrency)
-            return records, watch.seen, extra
-
-    async def _unless_spoiled(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, given up with Spoiled when other processes take the machine meanwhile."""
-        task, problems = asyncio.ensure_future(work), 0
-        try:
-            while not task.done():
-                with LoadWatch(own=self.server.pids) as glance:
-                    await asyncio.wait((task,), timeout=GLANCE_S)
-                problem = load_problem(glance.seen) if not task.done() else None
-                problems = problems + 1 if problem else 0
-                if problem and problems > 1:
-                    raise Spoiled(problem, glance.seen)
-            return task.result()
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-
-def _shortened(requests: tuple[Request, ...], extra: int) -> tuple[Request, ...]:
-    """The same requests with `extra` words fewer: the server adds that many tokens itself."""
-    if not extra:
-        return requests
-    return tuple(Request(index=r.index, prompt=" " + " ".join(r.prompt.split()[: r.isl - extra]), isl=r.isl, osl=r.osl) for r in requests)
+            yield RunningEngine(
+                server=server,
+                framework=self.spec.framework,
+                model=self.weights.serve,
+                words=self.words,
+                arm=arm,
+                run=run,
+                workload=self.workload,
+            )

@@ -6,7 +6,10 @@ import functools
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
+from io import BufferedRandom
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +30,19 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Atomic: a temporary file beside the target, flushed to the disk, renamed over it."""
+    """Atomic, as `replacing`."""
+    with replacing(path) as f:
+        f.write(content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BufferedRandom]:
+    """A file to write into that becomes `path` when the block ends: a temporary one beside it, flushed to the disk, renamed over it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fd, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(fd, "wb") as f:
-            f.write(content)
+        with os.fdopen(fd, "w+b") as f:
+            yield f
             f.flush()
             os.fsync(f.fileno())
         os.chmod(scratch, 0o644)

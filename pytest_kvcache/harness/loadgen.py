@@ -1,55 +1,179 @@
-"""Drive a workload against an endpoint: closed loop, warm-up outside the window."""
+"""Make a load by worker processes and gather what they saw."""
 
 from __future__ import annotations
 
-import asyncio
-import gc
-from collections.abc import Iterable
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
 
-from ..core.record import OK, RequestRecord
-from ..core.spec import ClosedLoop
-from ..core.workload import Request, make_requests
-from .client import Client
+from ..core.load import Load, Seen, Target
+from ..core.record import RequestRecord
+from ..core.spec import UserError
+from .digest import quantiles
+from .loadworker import receive, send
+from .wire import LAG_STEP
 
-CALIBRATION_WORDS = 32
-
-
-async def closed_loop(client: Client, requests: Iterable[Request], concurrency: int) -> list[RequestRecord]:
-    """`concurrency` workers share one queue: each sends its next request when its last is answered."""
-    queue = iter(requests)
-    records: list[RequestRecord] = []
-
-    async def worker() -> None:
-        for request in queue:
-            records.append(await client.ask(request))
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(concurrency):
-            group.create_task(worker())
-    return sorted(records, key=lambda r: r.index)
+START_IN_NS = 5_000_000  # from the order to the first send: all workers have it by then
+_MAIN = "import sys; sys.path[:] = {path!r}; from pytest_kvcache.harness.loadworker import main; main()"
+Glance = Callable[[], None]
 
 
-async def extra_tokens(client: Client, words: tuple[str, ...]) -> int:
-    """How many tokens the server adds to every prompt (a BOS, say), by its own count of a prompt of known length."""
-    shape = ClosedLoop(isl=CALIBRATION_WORDS, osl=2, concurrency=1, requests=1)
-    (request,) = make_requests(shape, words, part="calibration")
-    record = await client.ask(request)
-    return max(0, (record.input_tokens or CALIBRATION_WORDS) - CALIBRATION_WORDS)
+class Workers:
+    """Load workers, started once and used for any number of loads. Leaving the context ends them, whatever they do."""
+
+    def __init__(self, count: int = 1) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed on exit)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.grow(count)
+
+    def grow(self, count: int) -> None:
+        """Have at least so many workers."""
+        # The path is handed over, so `site` (and the hooks that .pth files bring) need not run again.
+        command = [sys.executable, "-I", "-S", "-c", _MAIN.format(path=[p or os.getcwd() for p in sys.path])]
+        while len(self._processes) < count:
+            self._processes.append(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True)
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for process in self._processes:
+            for stream in (process.stdin, process.stdout):
+                with suppress(OSError):
+                    stream.close()  # type: ignore[union-attr]
+            if kind is not None:
+                process.kill()
+        for process in self._processes:
+            try:
+                process.wait(2)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._errors.close()
+
+    def pids(self) -> set[int]:
+        return {p.pid for p in self._processes}
+
+    def run(self, target: Target, load: Load, *, glance: Glance | None = None, glance_s: float = 3.0) -> Seen:
+        """Send the load, shared among the workers; what they saw, in the order of the requests.
+
+        `glance` is called every `glance_s` seconds and may raise to end the load. UserError when a worker dies.
+        """
+        streams = load.concurrency or len(load.bodies)
+        used = self._processes[: max(1, min(len(self._processes), streams))]
+        began = time.perf_counter()
+        for part, process in enumerate(used):
+            index, share = load.share(part, len(used))
+            self._tell(process, {"target": _plain(target), "load": _plain(share), "index": index})
+        self._gather(used, glance, glance_s)
+        start = time.perf_counter_ns() + START_IN_NS
+        for process in used:
+            self._tell(process, start)
+        start_s = time.perf_counter() - began
+        return _merged(start, start_s, self._gather(used, glance, glance_s))
+
+    def replay(self, *size: int) -> dict[str, float]:
+        """What the load generator needs on this machine (see `harness.calibrate.replay`)."""
+        first = self._processes[:1]
+        self._tell(first[0], {"replay": size})
+        found: dict[str, float] = self._gather(first, None, 60.0)[0]
+        return found
+
+    def _tell(self, process: subprocess.Popen[bytes], value: Any) -> None:
+        try:
+            send(process.stdin, value)  # type: ignore[arg-type]
+        except OSError:
+            raise self._died(process) from None
+
+    def _gather(self, used: Sequence[subprocess.Popen[bytes]], glance: Glance | None, glance_s: float) -> list[Any]:
+        """One frame from each of the workers."""
+        found: dict[int, Any] = {}
+        with selectors.DefaultSelector() as selector:
+            for process in used:
+                selector.register(process.stdout, selectors.EVENT_READ, process)  # type: ignore[arg-type]
+            while len(found) < len(used):
+                ready = selector.select(glance_s)
+                if not ready and glance:
+                    glance()
+                for key, _ in ready:
+                    try:
+                        found[key.data.pid] = receive(key.data.stdout)
+                    except EOFError:
+                        raise self._died(key.data) from None
+                    selector.unregister(key.fileobj)
+        return [found[p.pid] for p in used]
+
+    def _died(self, process: subprocess.Popen[bytes]) -> UserError:
+        code = process.wait()
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        self._errors.seek(0)
+        last = self._errors.read().decode(errors="replace").strip().splitlines()[-1:]
+        return UserError(f"the load generator (pid {process.pid}) {how}" + (f": {last[0]}" if last else ""))
 
 
-async def warm_up(client: Client, requests: tuple[Request, ...], concurrency: int) -> str:
-    """Send shape-matched requests outside the window; the first failure in words, or an empty string."""
-    for record in await closed_loop(client, requests, concurrency):
-        if record.outcome != OK:
-            return f"{record.outcome}: {record.error}"
-    return ""
+def run(target: Target, load: Load, *, workers: int = 1) -> Seen:
+    """Send one load by workers of its own."""
+    with Workers(workers) as pool:
+        return pool.run(target, load)
 
 
-async def drive(client: Client, requests: tuple[Request, ...], concurrency: int) -> list[RequestRecord]:
-    """The measured window. The collector rests meanwhile: its pauses would be the client's, not the server's."""
-    gc.collect()
-    gc.disable()
-    try:
-        return await closed_loop(client, requests, concurrency)
-    finally:
-        gc.enable()
+def _plain(value: Target | Load) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+def _merged(start: int, start_s: float, parts: list[dict[str, Any]]) -> Seen:
+    rows = [row for part in parts for row in part["rows"]]
+    rows.sort()
+    records = tuple(RequestRecord(*row[:-1], tuple(row[-1])) for row in rows)  # type: ignore[call-arg]
+    return Seen(
+        zero_ns=start, records=records, itl=_summed("us", [p["itl"] for p in parts]),
+        arrivals=_summed("ms", [p["arrivals"] for p in parts]), client=client_figures([p["client"] for p in parts], start_s),
+    )  # fmt: skip
+
+
+def _summed(name: str, parts: list[dict[str, list[Any]]]) -> dict[str, list[Any]]:
+    if len(parts) == 1:
+        return parts[0]
+    total: dict[int, Any] = {}
+    for part in parts:
+        for key, n in zip(part[name], part["n"], strict=True):
+            total[key] = total.get(key, 0) + n
+    keys = sorted(total)
+    return {name: keys, "n": [total[k] for k in keys]}
+
+
+def client_figures(parts: list[dict[str, Any]], start_s: float) -> dict[str, Any]:
+    """What the load generator did itself, over all workers (see `core.load.Seen`)."""
+    found = {
+        "workers": len(parts),
+        "stamps": parts[0]["stamps"],
+        "start_s": round(start_s, 4),
+        "cpu_s": round(sum(p["load_cpu_s"] + p["decode_s"] for p in parts), 4),
+        "decode_s": round(sum(p["decode_s"] for p in parts), 4),
+        "cores": round(max(p["load_cpu_s"] / max(p["load_s"], 1e-9) for p in parts), 3),
+        "read_lag_ms": _lag([sum(n) for n in zip(*(p["read_lag"] for p in parts), strict=True)]),
+    }
+    for name, key in (("send_lag_ms", "send_lag"), ("slot_gap_ms", "slot_gaps")):
+        found[name] = {q: round(v, 4) for q, v in quantiles([v for p in parts for v in p[key]], 1e-6).items()}
+    return found
+
+
+def _lag(counts: list[int]) -> dict[str, float]:
+    """Quantiles of a histogram of LAG_STEP steps (the upper edge of the step)."""
+    total, seen, found = sum(counts), 0, {}
+    wanted = {"p50": 0.5 * total, "p99": 0.99 * total, "max": total}
+    for step, n in enumerate(counts):
+        seen += n
+        for name in [k for k, rank in wanted.items() if n and seen >= rank and k not in found]:
+            found[name] = round((step + 1) * 2**LAG_STEP / 1e6, 4)
+    return found

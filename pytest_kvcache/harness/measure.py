@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from ..core.gate import INCONCLUSIVE, INVALID, NO_BASELINE, Base, Rule, Verdict, geometric_mean, judge
 from ..core.metrics import find_metric, measure
 from ..core.plan import Block, GateSpec, Task
-from ..core.record import OK, Trace, to_plain
+from ..core.record import OK, Trace
 from ..core.spec import Arm, ClosedLoop, UserError
 from ..core.validity import Spoiled, trace_problem
 
@@ -56,7 +56,7 @@ class Orders:
 
 @dataclass
 class Progress:
-    """Everything known so far about a block; `plain` is what is stored after every step."""
+    """Everything known so far about a block; `plain` is what is stored after every step. `traces` say where the raw ones are."""
 
     block: Block
     environment: dict[str, Any]
@@ -131,13 +131,13 @@ def _reported(gate: GateSpec, values: list[float], base: Base) -> Verdict:
 
 
 class BlockMeter:
-    """Measures one block. `save` stores the plain progress after every scenario, `say` tells the user."""
+    """Measures one block. `keep` stores a raw trace for a row, `save` the plain progress after every scenario, `say` tells the user."""
 
     def __init__(
         self, block: Block, runner: Runner, orders: Orders, *, environment: dict[str, Any],
-        save: Callable[[dict[str, Any]], None], say: Callable[[str], None],
+        keep: Callable[[Trace], dict[str, Any]], save: Callable[[dict[str, Any]], None], say: Callable[[str], None],
     ) -> None:  # fmt: skip
-        self.block, self.runner, self.orders, self.save, self.say = block, runner, orders, save, say
+        self.block, self.runner, self.orders, self.keep, self.save, self.say = block, runner, orders, keep, save, say
         self.progress = Progress(block=block, environment=environment)
         self.began = time.monotonic()
 
@@ -249,7 +249,7 @@ class BlockMeter:
 
     def _keep(self, arm: Arm, run: int, trace: Trace, problem: tuple[str, bool] | None) -> None:
         metrics, failed = measure(trace), sum(r.outcome != OK for r in trace.records)
-        self.progress.traces.append(to_plain(trace))
+        self.progress.traces.append(self.keep(trace))
         self.progress.measurements.append({
             "scenario": trace.scenario, "arm": arm.name, "run": run, "valid": problem is None,
             "invalid": problem[0] if problem else None, "metrics": metrics, "requests": len(trace.records),

@@ -1,5 +1,6 @@
 """Same seed, same bytes; exact lengths; nothing shared between prompts."""
 
+import statistics
 import subprocess
 import sys
 
@@ -7,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_kvcache.core.spec import ClosedLoop, SpecError
-from pytest_kvcache.core.workload import make_requests, single_token_words, workload_hash
+from pytest_kvcache.core.spec import ClosedLoop, OpenLoop, SpecError
+from pytest_kvcache.core.workload import make_requests, schedule, shortened, single_token_words, workload_hash
 
 WORDS = tuple(f"{a}{b}{c}x" for a in "abcdefghij" for b in "abcdefghij" for c in "abcdefghijklm")
 
@@ -22,11 +23,11 @@ def test_every_prompt_has_exactly_the_words_asked_for(isl, concurrency, seed):
 
 def test_the_same_scenario_gives_the_same_bytes_in_another_process():
     scenario = ClosedLoop(isl=20, osl=4, concurrency=2)
-    here = workload_hash(make_requests(scenario, WORDS), 2)
+    here = workload_hash(make_requests(scenario, WORDS), scenario)
     script = (
         "from pytest_kvcache.core.spec import ClosedLoop; from pytest_kvcache.core.workload import *;"
         "w = tuple(f'{a}{b}{c}x' for a in 'abcdefghij' for b in 'abcdefghij' for c in 'abcdefghijklm');"
-        "print(workload_hash(make_requests(ClosedLoop(isl=20, osl=4, concurrency=2), w), 2))"
+        "s = ClosedLoop(isl=20, osl=4, concurrency=2); print(workload_hash(make_requests(s, w), s))"
     )
     there = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "7"})
     assert there.stdout.strip() == here
@@ -42,11 +43,39 @@ def test_no_two_prompts_share_a_beginning_in_or_between_scenarios_or_with_the_wa
 def test_another_scenario_or_concurrency_is_another_workload():
     a, b = ClosedLoop(isl=8, osl=4, concurrency=1), ClosedLoop(isl=8, osl=4, concurrency=1, seed=1)
     hashes = {
-        workload_hash(make_requests(a, WORDS), 1),
-        workload_hash(make_requests(b, WORDS), 1),
-        workload_hash(make_requests(a, WORDS), 2),
+        workload_hash(make_requests(a, WORDS), a),
+        workload_hash(make_requests(b, WORDS), b),
+        workload_hash(make_requests(a, WORDS), ClosedLoop(isl=8, osl=4, concurrency=2)),
+        workload_hash(make_requests(a, WORDS), OpenLoop(isl=8, osl=4, rate=1)),
+        workload_hash(make_requests(a, WORDS), OpenLoop(isl=8, osl=4, rate=2)),
+        workload_hash(make_requests(a, WORDS), OpenLoop(isl=8, osl=4, rate=2, arrivals="constant")),
     }
-    assert len(hashes) == 3
+    assert len(hashes) == 6
+
+
+@pytest.mark.parametrize(("arrivals", "burstiness", "cv"), [("poisson", 1.0, 1.0), ("gamma", 0.25, 2.0), ("gamma", 4.0, 0.5), ("constant", 1.0, 0.0)])
+def test_a_schedule_has_its_rate_and_its_burstiness(arrivals, burstiness, cv):
+    due = schedule(OpenLoop(isl=8, osl=4, rate=20, requests=4000, arrivals=arrivals, burstiness=burstiness))
+    gaps = [b - a for a, b in zip(due, due[1:], strict=False)]
+    assert len(due) == 4000
+    assert min(gaps) >= 0
+    assert statistics.mean(gaps) == pytest.approx(1 / 20, rel=0.1)
+    assert statistics.pstdev(gaps) / statistics.mean(gaps) == pytest.approx(cv, abs=0.1)
+
+
+def test_a_schedule_is_fixed_by_the_scenario_and_its_seed():
+    a, b = OpenLoop(isl=8, osl=4, rate=20), OpenLoop(isl=8, osl=4, rate=20, seed=1)
+    assert schedule(a) == schedule(a)
+    assert schedule(a) != schedule(b)
+    assert schedule(a) != schedule(a, part="warm-up")
+    assert schedule(a)[:3] == pytest.approx((0.08271056, 0.08589179, 0.09898838))
+
+
+def test_words_that_the_server_adds_are_taken_off_the_end():
+    (request,) = make_requests(ClosedLoop(isl=8, osl=4, concurrency=1, requests=1), WORDS)
+    assert shortened(request, 0) == request.prompt
+    assert shortened(request, 2).split() == request.prompt.split()[:6]
+    assert shortened(request, 99).split() == request.prompt.split()[:1]
 
 
 @pytest.mark.parametrize("space", ["\u0120", "\u2581"])

@@ -80,22 +80,3 @@ def test_an_invalid_document_is_never_written(tmp_path):
 
 def test_a_missing_file_is_an_empty_document(tmp_path):
     assert load_baseline(tmp_path, "cpu", "f", "m") == empty("cpu", "f", "m")
-
-
-def test_requests_are_stored_as_plain_columns(tmp_path):
-    import numpy as np
-
-    from pytest_kvcache.core.record import RequestRecord, Trace, to_plain
-    from pytest_kvcache.harness.storage import COLUMNS, pack_records
-
-    good = RequestRecord(index=0, sent_s=0.0, first_s=0.1, last_s=0.2, end_s=0.3, input_tokens=4, output_tokens=2, events=2)
-    bad = RequestRecord(index=1, sent_s=0.1, end_s=0.2, outcome="bad_json", error="ünïcode")
-    trace = to_plain(Trace(scenario="s", arm="base", run=1, workload="w", isl=4, osl=2, records=(good, bad)))
-    (tmp_path / "r.npz").write_bytes(pack_records([trace, trace]))
-    columns = np.load(tmp_path / "r.npz", allow_pickle=False)
-    assert set(columns) == set(COLUMNS)
-    assert list(columns["trace"]) == [0, 0, 1, 1]
-    assert list(columns["input_tokens"]) == [4, -1, 4, -1]
-    assert np.isnan(columns["first_s"][1])
-    assert list(columns["error"]) == ["", "ünïcode"] * 2
-    assert pack_records([])

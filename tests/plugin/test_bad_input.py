@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pytest_kvcache.harness.traces import read
+
 USAGE = 4
 
 
@@ -169,3 +171,63 @@ def test_a_report_folder_that_cannot_be_written(recorded):
 def test_an_unusable_ini_value(kv_project):
     (kv_project.folder / "pytest.ini").write_text("[pytest]\nkv_profile = often\n")
     assert "often" in one_error(kv_project.run())
+
+
+DAMAGE = """
+import pathlib, tempfile
+import pytest
+
+from pytest_kvcache.harness.traces import read
+
+@pytest.hookimpl(wrapper=True)  # before the plugin's own
+def pytest_sessionfinish(session):
+    first, second, *_ = sorted(pathlib.Path(tempfile.gettempdir()).glob("pytest-kvcache-*/traces/*.npz"))
+    first.unlink()
+    second.write_bytes(second.read_bytes()[:-9])
+    return (yield)
+"""
+
+
+def test_raw_records_that_are_gone_cost_only_themselves(recorded):
+    """Verdicts, page and the other requests are there; the run's row says why its own are not; what is left is kept."""
+    with (recorded.folder / "conftest.py").open("a") as f:
+        f.write(DAMAGE)
+    result = recorded.run("-k", "fixed", seed=1)
+    assert result.code == 1, result.out
+    assert set(result.verdicts.values()) <= {"pass", "inconclusive"}, result.out
+    assert "the requests of a run cannot be read (No such file or directory) (and of 1 more runs)" in result.out
+    lost = [t["lost"] for t in result.run["traces"] if "lost" in t]
+    assert len(lost) == 2
+    assert "are damaged (" in lost[1]
+    traces = read(recorded.folder / f"report{recorded.calls}" / "records.npz")
+    assert [t is None for t in traces] == ["lost" in t for t in result.run["traces"]]
+    assert all(len(t.records) == 8 for t in traces if t)
+    (scratch,) = (recorded.folder / "tmp").glob("pytest-kvcache-*")
+    assert f"kept in {scratch}" in result.out
+    (block,) = (json.loads(p.read_text()) for p in (scratch / "blocks").glob("*.json"))
+    assert set(block["traces"][0]) == {"scenario", "arm", "run", "workload", "requests", "file", "lost"}
+    assert result.run["exit_code"] == 1
+
+
+FULL = """
+import errno
+import pytest_kvcache.harness.traces as traces
+
+def full(path, parts):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+traces.write = full
+"""
+
+
+@pytest.mark.parametrize("report", [True, False])
+def test_a_disk_too_full_for_raw_records_costs_no_verdict(recorded, report):
+    with (recorded.folder / "conftest.py").open("a") as f:
+        f.write(FULL)
+    result = recorded.run("-k", "fixed and c1", report=report, seed=1)
+    assert "the requests of isl64-osl16-c1 could not be written (No space left on device)" in result.out
+    assert result.code == report, result.out
+    if report:
+        assert set(result.verdicts.values()) <= {"pass", "inconclusive"}, result.out
+        assert all("No space left" in t["lost"] for t in result.run["traces"])
+        assert result.run["files"] == {}

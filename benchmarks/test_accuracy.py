@@ -1,0 +1,9 @@
+"""What is reported beside what was written: TTFT, TPOT, ITL, slot gaps, and the traps of real servers."""
+
+SCENARIOS = ("A1", "A64", "A256", "B256", "T1", "T2")
+
+
+def test_accuracy(measured):
+    assert measured["asked"] == measured["sent"] == measured["done"]
+    assert measured["aborted"] == 0
+    assert measured["tokens"] == measured["tokens_reported"]

@@ -1,0 +1,88 @@
+"""What a load generator is told and what it tells: targets, loads, what was seen. Frozen values that cross processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .record import RequestRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Where requests go.
+
+    `base_url` is `http://host:port` or `https://…`, `endpoint` the path below it. For TLS: `ca_file` to trust instead of the
+    system's, `cert_file` and `key_file` of a client certificate, `insecure` to check nothing. `proxy` is the URL of an HTTP
+    proxy; with one, requests go by aiohttp and are stamped when its reader hands them over.
+    """
+
+    base_url: str
+    endpoint: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    insecure: bool = False
+    proxy: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """Requests to send, in order: JSON bodies and the output tokens each asks for.
+
+    Closed loop: `concurrency` streams, each sending the next request when its last is answered. Open loop: request i is
+    sent `due_s[i]` seconds after the start, whatever is still open. Nothing is retried.
+    """
+
+    bodies: tuple[bytes, ...]
+    osl: tuple[int, ...]
+    concurrency: int | None = None
+    due_s: tuple[float, ...] | None = None
+    ignore_eos: bool = True
+    idle_timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        if (self.concurrency is None) == (self.due_s is None):
+            raise ValueError("a load is either a closed loop (concurrency) or an open one (due_s)")
+        if len(self.osl) != len(self.bodies) or (self.due_s is not None and len(self.due_s) != len(self.bodies)):
+            raise ValueError("bodies, osl and due_s differ in length")
+
+    def share(self, part: int, parts: int) -> tuple[tuple[int, ...], Load]:
+        """The requests of worker `part` of `parts`, by their index, as a load of its own."""
+        index = tuple(range(part, len(self.bodies), parts))
+        streams = None if self.concurrency is None else len(range(part, self.concurrency, parts))
+        due = None if self.due_s is None else tuple(self.due_s[i] for i in index)
+        return index, Load(
+            bodies=tuple(self.bodies[i] for i in index), osl=tuple(self.osl[i] for i in index), concurrency=streams, due_s=due,
+            ignore_eos=self.ignore_eos, idle_timeout_s=self.idle_timeout_s,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What a load met. Record times are seconds after `zero_ns` of CLOCK_MONOTONIC; `itl` and `arrivals` as in `Trace`.
+
+    `client` says what the load generator itself did (see `core.validity.client_problem` for what is too much): `workers`,
+    `cpu_s` in all and `decode_s` of it after the window, `cores` of the busiest worker in the window, `stamps` (`kernel` or
+    `read`), `read_lag_ms` from a byte's arrival to its reading, `send_lag_ms` from the schedule to the send, `slot_gap_ms`
+    from an answer's end to the next send on its stream; each with `p50`, `p99` and `max`.
+    """
+
+    zero_ns: int
+    records: tuple[RequestRecord, ...]
+    itl: dict[str, list[Any]]
+    arrivals: dict[str, list[Any]]
+    client: dict[str, Any]
+
+
+MAX_PLANNED_CORES = 0.5  # of one core, planned for each worker: the limit at which a run is invalid stands above it
+
+
+def plan_workers(tokens_s: float, requests_s: float, needs: Mapping[str, float], cores: int) -> tuple[int, float]:
+    """Worker processes for a load of that rate, and the cores each will use, by what the client `needs`
+    (`harness.calibrate.replay`); at most half the machine's cores."""
+    wanted = (tokens_s * needs["event_us"] + requests_s * needs["request_us"]) / 1e6
+    workers = max(1, min(cores // 2, -int(-wanted // MAX_PLANNED_CORES)))
+    return workers, wanted / workers

@@ -1,0 +1,93 @@
+"""One answer on its way in: keeps its bytes with their stamps, and sees its end without reading what it says."""
+
+from __future__ import annotations
+
+from ..core.http1 import BadHttp, ChunkScanner, Head, split_head
+from ..core.sse import DONE_SPAN, ends_with_done
+
+MAX_ANSWER, MAX_REFUSAL = 256 * 2**20, 2**20
+_CRLF2, _LAST_CHUNK = b"\r\n\r\n", b"\r\n0\r\n\r\n"
+
+
+class Incoming:
+    """An answer so far. `reads` and `stamps` go together; `done` is set once `[DONE]` came though the body is still open."""
+
+    __slots__ = ("_fed", "_scanner", "_skip", "_until", "done", "head", "reads", "size", "stamps")
+
+    def __init__(self) -> None:
+        self.reads: list[bytes] = []
+        self.stamps: list[int] = []
+        self.size = 0
+        self.head: Head | None = None
+        self.done = False
+        self._until: int | None = None  # size at which a body of known length is complete
+        self._scanner: ChunkScanner | None = None
+        self._fed = self._skip = 0
+
+    @property
+    def reusable(self) -> bool:
+        """Whether the connection may carry another request after this answer."""
+        return self.head is not None and self.head.keep_alive and (self._until is None or self.size == self._until)
+
+    def take(self, data: bytes, stamp: int) -> str | None:
+        """Keep a read; how the answer ended (see `wire.Done`) if this read ended it."""
+        if self.stamps and stamp < self.stamps[-1]:
+            stamp = self.stamps[-1]
+        self.reads.append(data)
+        self.stamps.append(stamp)
+        self.size += len(data)
+        head = self.head
+        try:
+            if head is None:
+                return self._take_head()
+            # Most reads of a stream can be told from its end by a look at their last bytes.
+            if not head.chunked or len(data) < DONE_SPAN or data[-4:] == _CRLF2 or b"[DONE]" in data[-DONE_SPAN:]:
+                return self._end()
+        except BadHttp as e:
+            return f"not_event_stream: {e}"
+        return self._too_much(head)
+
+    def _take_head(self) -> str | None:
+        split = split_head(b"".join(self.reads))
+        if split is None:
+            return None
+        self.head, at = split
+        self._until = None if self.head.length is None else self.head.length + at
+        self._scanner, self._skip = ChunkScanner(), at
+        return self._end()
+
+    def _end(self) -> str | None:
+        head, scanner = self.head, self._scanner
+        assert head is not None
+        assert scanner is not None
+        tail = self._tail()
+        done = ends_with_done(tail)
+        if head.chunked and done:
+            if tail.endswith(_LAST_CHUNK):
+                return "complete"
+        elif head.chunked:
+            complete = scanner.feed(b"".join(self.reads[self._fed :])[self._skip :])
+            self._fed, self._skip = len(self.reads), 0
+            if complete:
+                return "complete"
+        elif self._until is not None:
+            return "complete" if self.size >= self._until else self._too_much(head)
+        if done:
+            self.done = True
+            if not (head.chunked and head.keep_alive):
+                return "complete"
+        return self._too_much(head)
+
+    def _tail(self) -> bytes:
+        """At least the last DONE_SPAN bytes, if there are as many."""
+        tail = self.reads[-1]
+        for data in self.reads[-2::-1]:
+            if len(tail) >= DONE_SPAN:
+                break
+            tail = data + tail
+        return tail[-DONE_SPAN:]
+
+    def _too_much(self, head: Head) -> str | None:
+        if self.size > (MAX_ANSWER if head.status == 200 else MAX_REFUSAL):
+            return f"stream_error: the answer did not end within {self.size >> 20} MiB"
+        return None

@@ -1,0 +1,96 @@
+"""The process that makes load: reads a job from its standard input, runs it at the given moment, answers with what it saw.
+
+It does nothing else, so that neither pytest's threads nor its garbage collector are in any latency. Frames are a length and
+msgpack. It ends when its input does.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import struct
+import sys
+import time
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import msgspec
+
+from ..core.load import Load, Target
+from .digest import Digest
+from .wire import Wire
+
+if TYPE_CHECKING:
+    from .proxied import Proxied
+
+LENGTH = struct.Struct("<Q")
+
+
+def send(stream: BinaryIO, value: Any) -> None:
+    """One frame: its length and msgpack."""
+    data = msgspec.msgpack.encode(value)
+    stream.write(LENGTH.pack(len(data)))
+    stream.write(data)
+    stream.flush()
+
+
+def receive(stream: BinaryIO) -> Any:
+    """The next frame; EOFError when there is none."""
+    head = stream.read(LENGTH.size)
+    data = stream.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else b""
+    if not data:
+        raise EOFError
+    return msgspec.msgpack.decode(data)
+
+
+def cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _driver(target: Target) -> type[Wire] | type[Proxied]:
+    if target.proxy:
+        from .proxied import Proxied
+
+        return Proxied
+    return Wire
+
+
+def run(job: dict[str, Any], stdin: BinaryIO, stdout: BinaryIO) -> None:
+    """One load: connections first, then `ready`; the start comes as a moment; then the result."""
+    if "replay" in job:
+        from .calibrate import replay
+
+        send(stdout, replay(*job["replay"]))
+        return
+    target = msgspec.convert(job["target"], Target)
+    load = msgspec.convert(job["load"], Load)
+    digest = Digest(load, job["index"])
+    wire = _driver(target)(target, load, digest, asleep=stdin.fileno())
+    wire.connect()
+    send(stdout, "ready")
+    start = digest.zero = receive(stdin)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    began, cpu = time.perf_counter_ns(), cpu_s()
+    wire.run(start)
+    loaded, cpu_loaded = wire.loaded, cpu_s()
+    wire.digest_all()
+    counts = digest.counts()
+    client = {
+        "load_cpu_s": cpu_loaded - cpu, "decode_s": cpu_s() - cpu_loaded, "load_s": (loaded - min(began, start)) / 1e9,
+        "stamps": "kernel" if wire.kernel else "read", "read_lag": wire.read_lag, "send_lag": wire.send_lag.tolist(),
+        "slot_gaps": wire.slot_gaps.tolist(),
+    }  # fmt: skip
+    gc.enable()
+    gc.unfreeze()
+    send(stdout, {"rows": digest.rows, **counts, "client": client})
+
+
+def main() -> None:
+    stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
+    try:
+        while True:
+            run(receive(stdin), stdin, stdout)
+    except (EOFError, BrokenPipeError, KeyboardInterrupt):
+        pass

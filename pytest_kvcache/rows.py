@@ -1,0 +1,62 @@
+"""Verdicts as rows: what tests, terminal, JUnit and report show of a gate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .core import baseline as stored
+from .core.gate import IMPROVEMENT, INVALID, MISMATCH, NO_BASELINE, REGRESSION, fails
+from .core.metrics import find_metric
+from .core.plan import GateSpec
+
+if TYPE_CHECKING:
+    from .session import KvSession
+
+
+def row(session: KvSession, block: dict[str, Any], spec: GateSpec, test: str) -> dict[str, Any]:
+    """One gate's verdict with everything that explains it, JSON-plain (schema: run.schema.json)."""
+    metric, found, s = find_metric(spec.metric), dict(block["verdicts"][spec.key]), session.settings
+    failed = fails(found["verdict"], found["reason"], profile=s.profile, strict=s.strict, recording=bool(s.record))
+    regressed = found["verdict"] == REGRESSION
+    return found | {
+        "key": spec.key, "test": test, "block": block["id"], "family": spec.family, "scenario": spec.scenario,
+        "arm": spec.arm, "metric": spec.metric, "unit": metric.unit, "better": metric.better,
+        "outcome": "failed" if failed else "passed", "cure": _cure(session, found),
+        "changed": _changed(session, block, spec.key) if regressed else [],
+        "moved_with": _moved_with(block, spec.key) if regressed else [],
+    }  # fmt: skip
+
+
+def settled(session: KvSession, block: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows of every settled gate of a block, for those that no test has read (after an interrupt, say)."""
+    specs = {g.key: g for b in session.blocks.values() if b.id == block["id"] for t in b.tasks for g in t.gates}
+    return [row(session, block, specs[k], "") for k in block["verdicts"] if k in specs]
+
+
+def _cure(session: KvSession, found: dict[str, Any]) -> str | None:
+    command = session.settings.command
+    if found["verdict"] == IMPROVEMENT:
+        return f"{command} --kv-record=all   (stores the better level, so that losing it again is noticed)"
+    stale = found["verdict"] == INVALID and found["reason"].startswith(MISMATCH)
+    if (found["verdict"] == NO_BASELINE or stale) and not session.settings.record:
+        return f"{command} --kv-record=missing"
+    return None
+
+
+def _moved_with(block: dict[str, Any], key: str) -> list[str]:
+    """Other gates of the block that went the wrong way too: their whole interval lies on the worse side."""
+    moved = []
+    for other, v in block["verdicts"].items():
+        better = find_metric(other.rsplit("/", 1)[1]).better
+        if other != key and v["low"] is not None and (v["low"] > 0 if better == "lower" else v["high"] < 0):
+            moved.append(f"{other.split('/', 1)[1]} {100 * v['change']:+.0f} %")
+    return moved[:4]
+
+
+def _changed(session: KvSession, block: dict[str, Any], key: str) -> list[str]:
+    """What differs from the environment in which the gate's baseline was last recorded."""
+    from .core.fingerprint import differences
+
+    framework, model, _ = block["id"].split("/", 2)
+    old = stored.newest_environment(session.document(framework, model), key)
+    return differences(old, block["environment"]) if old and block["environment"] else []

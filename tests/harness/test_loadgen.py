@@ -1,0 +1,359 @@
+"""The load generator against servers: every request once, at its time, stamped as its bytes come; every fault a class.
+
+Against the mock server the truth of each byte is known; a raw socket answers where exact bytes matter. No times are
+asserted but in wide bounds; accuracy is measured in benchmarks/.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_kvcache.core.load import Load, Target, plan_workers
+from pytest_kvcache.core.record import OK
+from pytest_kvcache.core.spec import UserError
+from pytest_kvcache.harness.loadgen import Workers, run
+
+from ..mockserver import MockServer
+
+COMPLETIONS = "/v1/completions"
+
+
+def body(tokens=8, **more):
+    asked = {"model": "mock", "prompt": "a b c", "max_tokens": tokens, "stream": True, "stream_options": {"include_usage": True}}
+    return json.dumps({**asked, **more}).encode()
+
+
+def load(n, tokens=8, *, idle=20.0, **more):
+    return Load(bodies=(body(tokens),) * n, osl=(tokens,) * n, idle_timeout_s=idle, **more)
+
+
+def target(url, **more):
+    return Target(base_url=url, endpoint=COMPLETIONS, **more)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("shape", "n"), [({"concurrency": 1}, 5), ({"concurrency": 7}, 40), ({"due_s": tuple(i / 200 for i in range(60))}, 60)])
+def test_every_request_is_sent_once_and_every_token_counted(shape, n, workers):
+    with MockServer(mode="schedule", ttft=10, tpot=1, seed=1) as server:
+        seen = run(target(server.url), load(n, **shape), workers=workers)
+        truth = server.stop()
+    assert [r.index for r in seen.records] == list(range(n))
+    assert {r.outcome for r in seen.records} == {OK}
+    assert len(truth) == n
+    assert not any(t.aborted for t in truth)
+    assert {(r.output_tokens, r.events) for r in seen.records} == {(8, 8)}
+    assert sum(seen.arrivals["n"]) == 8 * n
+    assert sum(seen.itl["n"]) == 7 * n
+
+
+def test_the_stamps_are_those_of_the_bytes():
+    with MockServer(mode="schedule", ttft=60, tpot=20, jitter_gap=5, seed=3) as server:
+        seen = run(target(server.url), load(12, concurrency=3))
+        truth = {(t.t_req, t.t[0], t.t[-1]) for t in server.stop()}
+    for r in seen.records:
+        sent, first, last = (seen.zero_ns + s * 1e9 for s in (r.sent_s, r.first_s, r.last_s))
+        nearest = min(truth, key=lambda t: abs(t[1] - first))
+        assert sent == pytest.approx(nearest[0], abs=25e6)
+        assert first == pytest.approx(nearest[1], abs=25e6)
+        assert last == pytest.approx(nearest[2], abs=25e6)
+
+
+def test_a_closed_loop_keeps_its_streams_busy_and_no_more():
+    with MockServer(mode="schedule", ttft=20, tpot=2) as server:
+        seen = run(target(server.url), load(30, concurrency=5))
+        truth = server.stop()
+    assert max(t.open for t in truth) == 5
+    assert seen.client["slot_gap_ms"]["p50"] < 20
+    assert len({t.conn for t in truth}) == 5, "connections are kept"
+
+
+def test_an_open_loop_sends_on_time_whatever_is_still_open():
+    due = tuple(i * 0.02 for i in range(25))
+    with MockServer(mode="schedule", ttft=400, tpot=1) as server:
+        seen = run(target(server.url), load(25, due_s=due))
+        truth = sorted(t.t_req for t in server.stop())
+    assert [r.scheduled_s for r in seen.records] == pytest.approx(due, abs=1e-6)
+    assert all(-1e-6 <= r.sent_s - r.scheduled_s < 0.1 for r in seen.records)
+    assert [(t - seen.zero_ns) / 1e9 for t in truth] == pytest.approx(due, abs=0.1)
+    assert seen.client["send_lag_ms"]["p50"] < 20
+
+
+def test_several_tokens_an_event_and_late_usage_move_no_count():
+    with MockServer(mode="schedule", ttft=10, tpot=1, k=4, finish_separate=True, usage_delay=30) as server:
+        seen = run(target(server.url), load(4, tokens=16, concurrency=2))
+    for r in seen.records:
+        assert (r.output_tokens, r.events, r.notes) == (16, 4, ("multi_token_events",))
+        assert r.end_s - r.last_s > 0.02
+    assert seen.itl["n"] == [], "how many tokens an event held is not known"
+    assert sum(seen.arrivals["n"]) == pytest.approx(64)
+
+
+# --- servers that misbehave, byte by byte ---
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+CLOSING = HEAD + b"connection: close\r\n\r\n"
+TOKEN = b'data: {"choices":[{"text":"a","index":0,"finish_reason":null}]}\n\n'
+LAST = b'data: {"choices":[{"text":"a","index":0,"finish_reason":"length"}],"usage":{"prompt_tokens":3,"completion_tokens":2}}\n\n'
+DONE = b"data: [DONE]\n\n"
+RESET = object()
+
+
+def framed(*events):
+    return b"".join(b"%x\r\n%s\r\n" % (len(e), e) for e in events)
+
+
+@contextlib.contextmanager
+def raw_server(*answers, wrap=lambda s: s):
+    """One connection after another; each is answered by its parts: bytes, seconds to wait, RESET. Every part may come in a
+    request of its own on the same connection when the parts are lists."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.settimeout(20)
+
+    def play(peer, parts):
+        for part in parts:
+            if part is RESET:
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            elif isinstance(part, bytes):
+                peer.sendall(part)
+            else:
+                time.sleep(part)
+
+    def serve():
+        listener.accept()[0].close()  # the look for an address that answers
+        for answer in answers:
+            with contextlib.suppress(OSError), wrap(listener.accept()[0]) as peer:
+                for parts in answer if isinstance(answer[0], list) else [answer]:
+                    if peer.recv(65536):
+                        play(peer, parts)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    listener.shutdown(socket.SHUT_RDWR)  # an answer nobody came for is no fault
+    thread.join(10)
+    listener.close()
+
+
+def ask(url, **more):
+    (record,) = run(target(url, **more), load(1, tokens=2, concurrency=1, idle=1.0)).records
+    return record
+
+
+@pytest.mark.parametrize(("answer", "outcome", "words"), [
+    ([b"HTTP/1.1 503 Busy\r\ncontent-length: 9\r\n\r\noverload!"], "http_status", "HTTP 503: overload!"),
+    ([b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 7\r\n\r\n<p>hi<p"], "not_event_stream", "<p>hi"),
+    ([CHUNKED + framed(TOKEN), 0.05, RESET], "connection_reset", "after 1 token events"),
+    ([b""], "connection_reset", "without an answer"),
+    ([HEAD], "connection_reset", "before its headers were complete"),
+    ([CLOSING + TOKEN], "truncated_stream", "after 1 token events"),
+    ([CHUNKED + framed(TOKEN)], "truncated_stream", ""),
+    ([CHUNKED + b"zz\r\n" + TOKEN, 2.0], "not_event_stream", "not the size of a chunk"),
+    ([b"SSH-2.0-OpenSSH_9.6\r\n", 2.0], "not_event_stream", "not HTTP/1.1"),
+    ([CLOSING + b"data: {oops\n\n" + DONE], "bad_json", "{oops"),
+    ([CHUNKED + framed(TOKEN), 3.0], "stall_timeout", "nothing for 1 s"),
+    ([3.0], "stall_timeout", "nothing for 1 s"),
+    ([HEAD + b"content-encoding: gzip\r\nconnection: close\r\n\r\n\x1f\x8b"], "not_event_stream", "compressed (gzip)"),
+])  # fmt: skip
+def test_failures_keep_their_class_and_the_first_words(answer, outcome, words):
+    with raw_server(answer) as url:
+        record = ask(url)
+    assert record.outcome == outcome
+    assert words in record.error
+
+
+@pytest.mark.parametrize("answer", [
+    [CHUNKED + framed(TOKEN, LAST, DONE) + b"0\r\n\r\n"], [CLOSING + TOKEN + LAST + DONE], [CLOSING + TOKEN + LAST],
+    [CHUNKED + framed(TOKEN, LAST, DONE), 1.5], [CLOSING + TOKEN + LAST + DONE, 1.5], [CHUNKED + framed(TOKEN, LAST, DONE), RESET],
+    [CHUNKED + framed(TOKEN + LAST + DONE) + b"0;x=y\r\nTrailer: 1\r\n\r\n"],
+    [HEAD + b"content-length: %d\r\n\r\n" % len(TOKEN + LAST) + TOKEN + LAST, 1.5],
+    [*(bytes([b]) for b in CHUNKED + framed(TOKEN, LAST, DONE) + b"0\r\n\r\n"), 1.5],
+    [b"HTTP/1.1 100 Continue\r\n\r\n" + CHUNKED + framed(TOKEN, LAST, DONE) + b"0\r\n\r\n"],
+    [CHUNKED + framed(*(e.replace(b"\n", b"\r\n") for e in (TOKEN, LAST, DONE))) + b"0\r\n\r\n", 1.5],
+])  # fmt: skip
+def test_whole_answers_however_they_are_framed(answer):
+    with raw_server(answer) as url:
+        record = ask(url)
+    assert (record.outcome, record.output_tokens, record.events) == (OK, 2, 2)
+    assert record.end_s - record.sent_s < 1.0, "an answer ends with its [DONE], not with the connection"
+
+
+def test_nothing_is_retried_and_a_kept_connection_that_closes_is_a_failure_of_its_request():
+    good = CHUNKED + framed(TOKEN, LAST, DONE) + b"0\r\n\r\n"
+    with raw_server([[good], [0.02, RESET]], [[good], [good]]) as url:
+        seen = run(target(url), load(4, tokens=2, concurrency=1))
+    assert [r.outcome for r in seen.records] == [OK, "connection_reset", OK, OK]
+
+
+def test_nobody_listening_fails_every_request_and_ends():
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        url = f"http://127.0.0.1:{s.getsockname()[1]}"
+    seen = run(target(url), load(5, concurrency=2))
+    assert [r.outcome for r in seen.records] == ["connection_reset"] * 5
+    assert "cannot connect to 127.0.0.1" in seen.records[0].error
+    seen = run(target(url), load(3, due_s=(0.0, 0.01, 0.02)))
+    assert [r.outcome for r in seen.records] == ["connection_reset"] * 3
+
+
+def test_a_name_that_does_not_exist_is_a_failure_not_a_crash():
+    seen = run(target("http://no-such-host.invalid:1"), load(2, concurrency=1))
+    assert [r.outcome for r in seen.records] == ["connection_reset"] * 2
+
+
+def test_localhost_that_listens_on_one_family_only_is_found():
+    with MockServer(mode="schedule", ttft=1, tpot=1) as server:
+        seen = run(target(server.url.replace("127.0.0.1", "localhost")), load(2, concurrency=1))
+    assert {r.outcome for r in seen.records} == {OK}
+
+
+def test_a_large_prompt_is_sent_whole():
+    n = 3_000_000
+    with MockServer(mode="schedule", ttft=1, tpot=1) as server:
+        big = Load(bodies=(body(prompt="x" * n),) * 2, osl=(8, 8), concurrency=2)
+        seen = run(target(server.url), big)
+    assert {r.outcome for r in seen.records} == {OK}
+
+
+def test_a_proxy_from_the_environment_is_not_used_and_one_that_is_named_is(monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with raw_server([CLOSING + TOKEN + LAST + DONE]) as url:
+        assert ask(url).outcome == OK
+    with MockServer(mode="schedule", ttft=1, tpot=1) as proxy:  # answers whatever path it is asked for, as a proxy would
+        named = ask("http://model.invalid:80", proxy=proxy.url)
+        assert named.outcome == "http_status"  # a mock is no proxy: it was asked, and answered 404 for the absolute URL
+    assert ask("http://model.invalid:80", proxy="http://127.0.0.1:9").outcome == "connection_reset"
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tls")
+    made = subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", folder / "key.pem", "-out", folder / "cert.pem", "-days", "2",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"], capture_output=True,
+    )  # fmt: skip
+    if made.returncode:
+        pytest.skip("openssl cannot make a certificate here")
+    return folder / "cert.pem", folder / "key.pem"
+
+
+def test_tls_is_checked_against_the_named_authority(certificate):
+    cert, key = certificate
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    answer = [CHUNKED + framed(TOKEN), 0.05, framed(LAST * 1, DONE) + b"0\r\n\r\n"]
+
+    def asked(**more):
+        with raw_server(answer, answer, wrap=lambda s: context.wrap_socket(s, server_side=True)) as url:
+            return ask(url.replace("http:", "https:"), **more)
+
+    assert asked(ca_file=str(cert)).outcome == OK
+    assert asked(insecure=True).outcome == OK
+    refused = asked()
+    assert refused.outcome == "connection_reset"
+    assert "certificate verify failed" in refused.error
+
+
+def test_a_large_answer_over_tls_comes_whole(certificate):
+    cert, key = certificate
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    events = [TOKEN] * 5000 + [LAST.replace(b'"completion_tokens":2', b'"completion_tokens":5001'), DONE]
+    with raw_server([CHUNKED + framed(*events) + b"0\r\n\r\n"], wrap=lambda s: context.wrap_socket(s, server_side=True)) as url:
+        record = ask(url.replace("http:", "https:"), ca_file=str(cert))
+    assert (record.outcome, record.events) == (OK, 5001)
+
+
+# --- the processes ---
+
+
+def test_a_worker_that_is_killed_is_one_clear_line():
+    with raw_server([3.0]) as url, Workers() as workers:
+        (pid,) = workers.pids()
+        with pytest.raises(UserError, match=rf"the load generator \(pid {pid}\) was killed by SIGKILL"):
+            workers.run(target(url), load(1, concurrency=1), glance=lambda: os.kill(pid, signal.SIGKILL), glance_s=0.2)
+
+
+def test_a_glance_may_end_the_load_and_no_worker_survives():
+    class Enough(Exception):
+        pass
+
+    def glance():
+        raise Enough
+
+    with raw_server([1.0]) as url:
+        with pytest.raises(Enough), Workers(2) as workers:
+            pids = workers.pids()
+            workers.run(target(url), load(1, concurrency=1), glance=glance, glance_s=0.1)
+        for pid in pids:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+
+
+def test_workers_end_with_the_process_that_wanted_them():
+    script = (
+        "import sys, time; sys.path[:] = %r\n"
+        "from pytest_kvcache.harness.loadgen import Workers\n"
+        "from pytest_kvcache.core.load import Load, Target\n"
+        "w = Workers(); print(*w.pids(), flush=True)\n"
+        "w.run(Target(base_url=%r, endpoint='/v1/completions'), Load(bodies=(b'{}',), osl=(1,), concurrency=1))"
+    )
+    with raw_server([3.0]) as url:
+        child = subprocess.Popen([sys.executable, "-c", script % (sys.path, url)], stdout=subprocess.PIPE, text=True)
+        worker = int(child.stdout.readline())
+        time.sleep(0.5)
+        child.kill()
+        child.wait()
+        child.stdout.close()
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            try:
+                os.kill(worker, 0)
+            except ProcessLookupError:
+                break
+            time.sleep(0.05)
+        else:
+            pytest.fail("the worker lives on")
+
+
+def test_the_replay_says_what_the_client_needs():
+    with Workers() as workers:
+        needs = workers.replay(8, 8)
+    assert 0 < needs["event_us"] < 10_000
+    assert 0 < needs["request_us"] < 100_000
+
+
+@given(st.floats(0, 1e7), st.floats(0, 1e6), st.integers(1, 256))
+def test_workers_are_planned_by_the_rate(tokens_s, requests_s, cores):
+    workers, each = plan_workers(tokens_s, requests_s, {"event_us": 10.0, "request_us": 50.0}, cores)
+    assert 1 <= workers <= max(1, cores // 2)
+    assert each * workers == pytest.approx((tokens_s * 10 + requests_s * 50) / 1e6)
+    assert workers == 1 or each * workers / (workers - 1) > 0.5 - 1e-9, "no more processes than are needed"
+    assert each <= 0.5 + 1e-9 or workers == max(1, cores // 2)
+
+
+@pytest.mark.parametrize(("n", "parts"), [(10, 1), (10, 3), (3, 5)])
+def test_shares_of_a_load_are_the_load(n, parts):
+    whole = Load(bodies=tuple(b"%d" % i for i in range(n)), osl=tuple(range(n)), concurrency=parts + 1)
+    shares = [whole.share(p, parts) for p in range(parts)]
+    assert sorted(i for index, _ in shares for i in index) == list(range(n))
+    assert sum(s.concurrency for _, s in shares) == parts + 1
+    for index, share in shares:
+        assert share.bodies == tuple(b"%d" % i for i in index)
+
+
+@pytest.mark.parametrize("wrong", [{}, {"concurrency": 1, "due_s": (0.0,)}, {"due_s": (0.0, 1.0)}])
+def test_a_load_is_closed_or_open_and_complete(wrong):
+    with pytest.raises(ValueError, match=r"loop|length"):
+        Load(bodies=(b"{}",), osl=(1,), **wrong)

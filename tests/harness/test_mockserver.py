@@ -1,0 +1,165 @@
+"""The server that the load client is tested and measured against: its own counts and times must be right."""
+
+import http.client
+import itertools
+import json
+import shutil
+import time
+
+import pytest
+
+from ..mockserver import MockServer, Truth, build
+
+pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler (cc)")
+FAST = {"mode": "schedule", "ttft": 5, "tpot": 1, "jitter_ttft": 2, "jitter_gap": 0.5}
+
+
+def ask(server: MockServer, path="/v1/completions", tokens=8, xid="", **more):
+    """The events of one streamed answer, without [DONE]."""
+    body = {"model": "mock", "stream": True, "max_tokens": tokens, "stream_options": {"include_usage": True}, **more}
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    try:
+        connection.request("POST", path, json.dumps(body), {"X-Request-Id": xid})
+        answer = connection.getresponse()
+        assert answer.status == 200
+        *events, done, rest = answer.read().decode().split("\n\n")
+    finally:
+        connection.close()
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def get(server: MockServer, path: str) -> str:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().read().decode()
+    finally:
+        connection.close()
+
+
+def metrics(server: MockServer) -> dict[str, float]:
+    lines = [line.split() for line in get(server, "/metrics").splitlines() if not line.startswith("#")]
+    return {name.removeprefix("vllm:").replace('model_name="mock"', "").replace("{}", "").replace("{,", "{"): float(v) for name, v in lines}
+
+
+def test_every_token_is_sent_logged_and_counted():
+    with MockServer(prompt_tokens=7, **FAST) as server:
+        for tokens in (1, 8, 20):
+            *texts, usage = ask(server, tokens=tokens, xid=f"r{tokens}")
+            assert sum(len(e["choices"][0]["text"].split()) for e in texts) == len(texts) == tokens
+            assert usage["usage"]["completion_tokens"] == tokens and usage["usage"]["prompt_tokens"] == 7
+        found = metrics(server)
+        truths = server.stop()
+    assert [(t.xid, t.n_tok, len(t.t), t.aborted, t.chat) for t in truths] == [(f"r{n}", n, n, False, False) for n in (1, 8, 20)]
+    assert found == {
+        "num_requests_running": 0,
+        "num_requests_waiting": 0,
+        "kv_cache_usage_perc": 0,
+        "prompt_tokens_total": 21,
+        "generation_tokens_total": 29,
+        'request_success_total{finished_reason="length"}': 3,
+        'request_success_total{finished_reason="abort"}': 0,
+    }
+
+
+@pytest.mark.parametrize("burst", [0, 1])
+def test_flood_counts_too(burst):
+    with MockServer(mode="flood", burst=burst) as server:
+        assert len(ask(server, tokens=50)) == 51
+        found = metrics(server)
+        (truth,) = server.stop()
+    assert (truth.n_tok, truth.t) == (50, ()) and truth.t_req <= truth.t_end
+    assert found["generation_tokens_total"] == 50 and found['request_success_total{finished_reason="length"}'] == 1
+
+
+def test_truth_is_in_order_and_within_what_the_client_saw():
+    with MockServer(**FAST) as server:
+        before = time.perf_counter_ns()
+        ask(server, tokens=16)
+        after = time.perf_counter_ns()
+        (truth,) = server.stop()
+        assert server.stop() == [truth]
+    stamps = [before, truth.t_req, truth.t_hdr, *truth.t, truth.t_end, after]
+    assert all(a <= b for a, b in itertools.pairwise(stamps))
+    assert truth.ttft_ms >= 3 and len(truth.gaps_ms) == 15
+    assert truth.ttft_ms + sum(truth.gaps_ms) == pytest.approx(truth.e2e_ms) and truth.tpot_ms == pytest.approx(sum(truth.gaps_ms) / 15)
+
+
+def test_a_chat_may_begin_with_its_role_and_end_without_text():
+    with MockServer(role_first=True, role_at=1, finish_separate=True, usage_delay=3, **FAST) as server:
+        role, *texts, finish, usage = ask(server, "/v1/chat/completions", tokens=4, messages=[])
+        (truth,) = server.stop()
+    assert role["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert [e["choices"][0]["finish_reason"] for e in texts] == [None] * 4 and len(truth.t) == 4
+    assert finish["choices"][0]["delta"] == {} and finish["choices"][0]["finish_reason"] == "length"
+    assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 4
+    assert truth.chat and truth.t_hdr <= truth.t_role < truth.t[0] and truth.t_end - truth.t[-1] >= 3e6
+
+
+def test_several_tokens_in_a_chunk():
+    with MockServer(k=4, **FAST) as server:
+        *texts, _ = ask(server, tokens=10, stream_options={"include_usage": True, "continuous_usage_stats": True})
+        (truth,) = server.stop()
+    assert [e["usage"]["completion_tokens"] for e in texts] == [4, 8, 10] and (truth.k, truth.n_tok, len(truth.t)) == (4, 10, 3)
+    assert truth.tpot_ms == pytest.approx((truth.t[2] - truth.t[0]) / 6e6)
+
+
+def test_the_same_seed_gives_the_same_schedule():
+    def delays(seed: int) -> list[int]:
+        with MockServer(seed=seed, **FAST) as server:
+            for _ in range(4):
+                ask(server, tokens=1)
+            return [t.sched_ttft for t in server.stop()]
+
+    first = delays(1)
+    assert first == delays(1) != delays(2) and all(3e6 <= d <= 7e6 for d in first)
+
+
+def test_an_answer_nobody_waits_for_is_aborted():
+    with MockServer(mode="schedule", ttft=1, tpot=20) as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        connection.request("POST", "/v1/completions", json.dumps({"stream": True, "max_tokens": 500}))
+        answer = connection.getresponse()
+        assert answer.read(5) == b"data:" and metrics(server)["num_requests_running"] == 1
+        answer.close()
+        connection.close()
+        deadline = time.monotonic() + 5
+        while metrics(server)["num_requests_running"] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert metrics(server)['request_success_total{finished_reason="abort"}'] == 1
+        (truth,) = server.stop()
+    assert truth.aborted and 1 <= len(truth.t) < 500
+
+
+def test_what_it_does_not_understand_is_said():
+    with pytest.raises(RuntimeError, match=r"exit code 2(?s:.*)--jitter-ttft"), MockServer(no_such_flag=1):
+        pass
+
+
+def test_without_a_compiler_it_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match=r"needs a C compiler \(cc\)"):
+        build()
+
+
+def test_a_truth_is_plain_arithmetic():
+    ms = 1_000_000
+    truth = Truth(
+        t_req=0,
+        t_hdr=1,
+        t_role=0,
+        sched_ttft=50 * ms,
+        t=(50 * ms, 90 * ms, 130 * ms),
+        t_end=140 * ms,
+        n_tok=12,
+        k=4,
+        xid="",
+        chat=False,
+        stream=True,
+        conn=0,
+        open=1,
+        aborted=False,
+    )
+    assert (truth.ttft_ms, truth.e2e_ms, truth.tpot_ms, truth.gaps_ms) == (50, 130, 10, (40, 40))
