@@ -90,9 +90,7 @@ def kv_endpoint(request: pytest.FixtureRequest, kv_framework: Framework, kv_mode
 
 
 @pytest.fixture
-def kv_drive(
-    request: pytest.FixtureRequest, kv_framework: Framework, kv_model: Model
-) -> Iterator[Callable[[Scenario], dict[str, float]]]:
+def kv_drive(request: pytest.FixtureRequest, kv_framework: Framework, kv_model: Model) -> Iterator[Callable[[Scenario], dict[str, float]]]:
     """`kv_drive(scenario)` measures on a server of its own, started at the first call, and gives the metrics.
 
     A server that does not start and a run that is invalid fail the test, in the call.

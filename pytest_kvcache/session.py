@@ -38,6 +38,7 @@ class KvSession:
     def __init__(self, settings: Settings, scratch: Path, say: Callable[[str], None], runner_for: RunnerFactory) -> None:
         self.settings, self.scratch, self.say, self.runner_for = settings, scratch, say, runner_for
         self.id = scratch.name.removeprefix("pytest-kvcache-")
+        self.traces = scratch / "traces"  # files of raw traces, which block results name
         self.rule: Rule = rule_for(settings.gpu.kind, settings.profile)
         self.blocks: dict[str, Block] = {}
         self.began = time.monotonic()
@@ -154,11 +155,6 @@ class KvSession:
             fcntl.flock(lock, fcntl.LOCK_SH)
             fcntl.flock(turnstile, fcntl.LOCK_UN)
             yield
-
-    @property
-    def traces(self) -> Path:
-        """Where the raw traces are that the rows of block results name."""
-        return self.scratch / "traces"
 
     def _result_path(self, block_id: str) -> Path:
         return self.scratch / "blocks" / f"{hashlib.sha256(block_id.encode()).hexdigest()[:16]}.json"

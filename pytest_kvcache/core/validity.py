@@ -49,7 +49,7 @@ def load_problem(
 
 
 MAX_CLIENT_CORES = 0.7  # of one core, by the busiest load process
-MAX_SEND_LAG_MS = 5.0
+MAX_SEND_LAG_MS, MAX_SEND_LAG = 5.0, 0.05  # or this share of the median TTFT, if that is more
 MAX_READ_LAG_MS = {"kernel": 50.0, "read": 5.0}  # by where the stamps come from: kernel stamps do not feel the client's delay
 MIN_KEPT_OPEN = 0.95
 
@@ -66,8 +66,9 @@ def client_problem(trace: Trace) -> str | None:
     if _exceeds(client.get("cores"), MAX_CLIENT_CORES):
         problems.append(f"its busiest process used {client['cores']:.2f} of one core (allowed {MAX_CLIENT_CORES:g})")
     behind = sorted((r.sent_s - r.scheduled_s) * 1e3 for r in trace.records if r.scheduled_s is not None)
-    if behind and _exceeds(lag := quantile(behind, None, 0.99, 0), MAX_SEND_LAG_MS):
-        problems.append(f"it sent {lag:.1f} ms behind its own schedule (99th percentile, allowed {MAX_SEND_LAG_MS:g})")
+    allowed = max(MAX_SEND_LAG_MS, MAX_SEND_LAG * (_median_ttft_ms(trace) or 0.0))
+    if behind and _exceeds(lag := quantile(behind, None, 0.99, 0), allowed):
+        problems.append(f"it sent {lag:.1f} ms behind its own schedule (99th percentile, allowed {allowed:.3g})")
     limit = MAX_READ_LAG_MS.get(client.get("stamps", ""), 0.0)
     if limit and _exceeds(lag := client.get("read_lag_ms", {}).get("p99"), limit):
         problems.append(f"it read {lag:.1f} ms after the bytes came (99th percentile, allowed {limit:g})")
@@ -75,6 +76,10 @@ def client_problem(trace: Trace) -> str | None:
     if window and not window.whole and trace.concurrency and window.open < MIN_KEPT_OPEN * trace.concurrency:
         problems.append(f"it kept {window.open:.1f} of {trace.concurrency} streams busy (at least {MIN_KEPT_OPEN:.0%})")
     return "the client was too slow: " + "; ".join(problems) if problems else None
+
+
+def _median_ttft_ms(trace: Trace) -> float | None:
+    return quantile(sorted((r.first_s - r.sent_s) * 1e3 for r in trace.records if r.first_s is not None), None, 0.5, 0)
 
 
 MAX_HIT_RATE = 0.01

@@ -8,6 +8,7 @@ short for that is measured whole.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,17 @@ class Window:
         return self.end_s - self.start_s
 
 
+def facts(trace: Trace) -> dict[str, Any]:
+    """What stands beside the figures of a trace: its window, and how many answers were odd in which way (see `core.answer`)."""
+    window = window_of(trace)
+    odd = Counter(note for r in trace.records for note in r.notes)
+    shown = {} if window is None else {
+        "seconds": round(window.seconds, 3), "open": round(window.open, 3), "whole": window.whole, "peak_tok_s": window.peak_tok_s,
+        "unsteady": window.unsteady or None,
+    }  # fmt: skip
+    return {"window": {k: v for k, v in shown.items() if v is not None}, "answers": dict(sorted(odd.items()))}
+
+
 def window_of(trace: Trace) -> Window | None:
     """The window of a trace; None when nothing was answered, or all at one moment."""
     sent = Columns(trace.records)
@@ -58,6 +70,8 @@ def window_of(trace: Trace) -> Window | None:
     start, end, whole, unsteady = _bounds(trace, sent, good)
     if not end > start:
         start, end, whole = _whole(sent, good)
+    if not end > start:
+        return None
     known_out, known_in = bool((good.output != NONE).all()), bool((good.input != NONE).all())
     tokens, peak = _tokens(trace, good, start, end, whole=whole) if known_out else (None, None)
     answered = (start <= good.last) & (good.last <= end)

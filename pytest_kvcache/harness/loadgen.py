@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import selectors
 import signal
@@ -9,8 +10,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import starmap
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,7 +20,7 @@ from ..core.load import Load, Seen, Target
 from ..core.record import RequestRecord
 from ..core.spec import UserError
 from .digest import quantiles
-from .loadworker import receive, send
+from .loadworker import Result, receive, send
 from .wire import LAG_STEP
 
 START_IN_NS = 5_000_000  # from the order to the first send: all workers have it by then
@@ -80,7 +82,7 @@ class Workers:
         for process in used:
             self._tell(process, start)
         start_s = time.perf_counter() - began
-        return _merged(start, start_s, self._gather(used, glance, glance_s))
+        return _merged(start, start_s, self._gather(used, glance, glance_s, Result))
 
     def replay(self, *size: int) -> dict[str, float]:
         """What the load generator needs on this machine (see `harness.calibrate.replay`)."""
@@ -95,7 +97,7 @@ class Workers:
         except OSError:
             raise self._died(process) from None
 
-    def _gather(self, used: Sequence[subprocess.Popen[bytes]], glance: Glance | None, glance_s: float) -> list[Any]:
+    def _gather(self, used: Sequence[subprocess.Popen[bytes]], glance: Glance | None, glance_s: float, kind: Any = Any) -> list[Any]:
         """One frame from each of the workers."""
         found: dict[int, Any] = {}
         with selectors.DefaultSelector() as selector:
@@ -107,7 +109,8 @@ class Workers:
                     glance()
                 for key, _ in ready:
                     try:
-                        found[key.data.pid] = receive(key.data.stdout)
+                        with _collector_rests():
+                            found[key.data.pid] = receive(key.data.stdout, kind)
                     except EOFError:
                         raise self._died(key.data) from None
                     selector.unregister(key.fileobj)
@@ -131,13 +134,25 @@ def _plain(value: Target | Load) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
-def _merged(start: int, start_s: float, parts: list[dict[str, Any]]) -> Seen:
-    rows = [row for part in parts for row in part["rows"]]
-    rows.sort()
-    records = tuple(RequestRecord(*row[:-1], tuple(row[-1])) for row in rows)  # type: ignore[call-arg]
+@contextmanager
+def _collector_rests() -> Iterator[None]:
+    """Many small values that all live on: the collector would look through them again and again."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _merged(start: int, start_s: float, parts: list[Result]) -> Seen:
+    with _collector_rests():
+        rows = sorted(row for part in parts for row in part.rows)
+        records = tuple(starmap(RequestRecord, rows))
     return Seen(
-        zero_ns=start, records=records, itl=_summed("us", [p["itl"] for p in parts]),
-        arrivals=_summed("ms", [p["arrivals"] for p in parts]), client=client_figures([p["client"] for p in parts], start_s),
+        zero_ns=start, records=records, itl=_summed("us", [p.itl for p in parts]), arrivals=_summed("ms", [p.arrivals for p in parts]),
+        client=client_figures([p.client for p in parts], start_s),
     )  # fmt: skip
 
 
@@ -157,6 +172,7 @@ def client_figures(parts: list[dict[str, Any]], start_s: float) -> dict[str, Any
     found = {
         "workers": len(parts),
         "stamps": parts[0]["stamps"],
+        "priority": parts[0]["priority"],
         "start_s": round(start_s, 4),
         "cpu_s": round(sum(p["load_cpu_s"] + p["decode_s"] for p in parts), 4),
         "decode_s": round(sum(p["decode_s"] for p in parts), 4),

@@ -7,10 +7,12 @@ msgpack. It ends when its input does.
 from __future__ import annotations
 
 import gc
+import os
 import resource
 import struct
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
@@ -23,6 +25,20 @@ if TYPE_CHECKING:
     from .proxied import Proxied
 
 LENGTH = struct.Struct("<Q")
+Number = int | float | None
+# The fields of `RequestRecord`, in their order.
+Row = tuple[
+    int, float, Number, float, Number, Number, Number, Number, int | None, int | None, int, int, int | None, str, str, tuple[str, ...]
+]  # fmt: skip
+
+
+class Result(msgspec.Struct):
+    """What a worker saw of its share of a load: rows, counts (see `core.record.Trace`) and what it used itself."""
+
+    rows: list[Row]
+    itl: dict[str, list[Any]]
+    arrivals: dict[str, list[Any]]
+    client: dict[str, Any]
 
 
 def send(stream: BinaryIO, value: Any) -> None:
@@ -33,13 +49,13 @@ def send(stream: BinaryIO, value: Any) -> None:
     stream.flush()
 
 
-def receive(stream: BinaryIO) -> Any:
-    """The next frame; EOFError when there is none."""
+def receive(stream: BinaryIO, kind: Any = Any) -> Any:
+    """The next frame, a value of that kind; EOFError when there is none."""
     head = stream.read(LENGTH.size)
     data = stream.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else b""
     if not data:
         raise EOFError
-    return msgspec.msgpack.decode(data)
+    return msgspec.msgpack.decode(data, type=kind)
 
 
 def cpu_s() -> float:
@@ -79,15 +95,18 @@ def run(job: dict[str, Any], stdin: BinaryIO, stdout: BinaryIO) -> None:
     counts = digest.counts()
     client = {
         "load_cpu_s": cpu_loaded - cpu, "decode_s": cpu_s() - cpu_loaded, "load_s": (loaded - min(began, start)) / 1e9,
+        "priority": os.getpriority(os.PRIO_PROCESS, 0),
         "stamps": "kernel" if wire.kernel else "read", "read_lag": wire.read_lag, "send_lag": wire.send_lag.tolist(),
         "slot_gaps": wire.slot_gaps.tolist(),
     }  # fmt: skip
     gc.enable()
     gc.unfreeze()
-    send(stdout, {"rows": digest.rows, **counts, "client": client})
+    send(stdout, Result(rows=digest.rows, client=client, **counts))
 
 
 def main() -> None:
+    with suppress(OSError):  # where it is allowed: an engine that keeps all cores busy must not delay the client's stamps
+        os.setpriority(os.PRIO_PROCESS, 0, -10)
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     try:
         while True:

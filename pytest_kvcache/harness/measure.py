@@ -13,7 +13,7 @@ from ..core.gate import INCONCLUSIVE, INVALID, NO_BASELINE, Base, Rule, Verdict,
 from ..core.metrics import find_metric, measure
 from ..core.plan import Block, GateSpec, Task
 from ..core.record import OK, Trace
-from ..core.spec import Arm, ClosedLoop, UserError
+from ..core.spec import Arm, Scenario, UserError
 from ..core.validity import Spoiled, trace_problem
 
 ATTEMPTS = 2  # a window that the machine spoiled is measured once more, on another fresh start
@@ -24,7 +24,7 @@ class Running(Protocol):
 
     start_s: float
 
-    def measure(self, scenario: ClosedLoop) -> Trace:
+    def measure(self, scenario: Scenario) -> Trace:
         """Drive one scenario; UserError when the server cannot be used."""
 
 
@@ -34,7 +34,7 @@ class Runner(Protocol):
     def environment(self, arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
         """The fingerprint: identity, subject, context."""
 
-    def workload(self, scenario: ClosedLoop) -> str:
+    def workload(self, scenario: Scenario) -> str:
         """Hash of the requests that the scenario stands for."""
 
     def start(self, arm: Arm, run: int, attempt: int) -> AbstractContextManager[Running]:
@@ -241,19 +241,21 @@ class BlockMeter:
                 self.progress.broken[str(task.scenario), arm.name] = problem[0]
         return again
 
-    def _one_scenario(self, server: Running, arm: Arm, run: int, scenario: ClosedLoop) -> tuple[str, bool] | None:
+    def _one_scenario(self, server: Running, arm: Arm, run: int, scenario: Scenario) -> tuple[str, bool] | None:
         trace = server.measure(scenario)
         problem = trace_problem(trace)
         self._keep(arm, run, trace, problem)
         return problem
 
     def _keep(self, arm: Arm, run: int, trace: Trace, problem: tuple[str, bool] | None) -> None:
+        from ..core.window import facts  # numpy: only once something has been measured
+
         metrics, failed = measure(trace), sum(r.outcome != OK for r in trace.records)
         self.progress.traces.append(self.keep(trace))
         self.progress.measurements.append({
             "scenario": trace.scenario, "arm": arm.name, "run": run, "valid": problem is None,
             "invalid": problem[0] if problem else None, "metrics": metrics, "requests": len(trace.records),
-            "failed": failed, "load": trace.load, "canary": None,
+            "failed": failed, "load": trace.load | facts(trace), "canary": None,
         })  # fmt: skip
         shown = (f"{label} {metrics[m]:.4g} {find_metric(m).unit}" for m, label in SHOWN.items() if m in metrics)
         self.say(f"  {trace.scenario}: " + (", ".join(shown) or "no figures") + ("" if problem is None else "  (does not count)"))
@@ -277,7 +279,7 @@ class BlockMeter:
         return max(lows[n] for n in needs if n in lows), max(highs[n] for n in needs if n in highs)
 
 
-def _nothing(scenario: ClosedLoop, arm: Arm, run: int) -> dict[str, Any]:
+def _nothing(scenario: Scenario, arm: Arm, run: int) -> dict[str, Any]:
     """The fields of a trace of a window that was cut short: nothing in it counts."""
     return {
         "scenario": str(scenario), "arm": arm.name, "run": run, "workload": "", "isl": scenario.isl, "osl": scenario.osl, "records": (),

@@ -24,14 +24,20 @@ def tables(run: Plain) -> list[Plain]:
     for block, what in run["blocks"].items():
         for scenario in unique(m["scenario"] for m in what["measurements"]):
             runs = [m for m in what["measurements"] if m["scenario"] == scenario]
-            rows = {
-                part: [
-                    (name, (block, scenario, name) in gated, [m[part].get(name) for m in runs])
-                    for name in unique(name for m in runs for name in m[part])
-                ]
-                for part in ("metrics", "load")
-            }
+            rows = {}
+            for part in ("metrics", "load"):
+                found_in = [_flat(m[part]) for m in runs]
+                names = unique(name for figures in found_in for name in figures)
+                rows[part] = [(name, (block, scenario, name) in gated, [figures.get(name) for figures in found_in]) for name in names]
             found.append({"block": block, "scenario": scenario, "runs": runs, "rows": rows})
+    return found
+
+
+def _flat(figures: Plain, before: str = "") -> Plain:
+    """Figures inside figures under the names of both: `client read_lag_ms p99`."""
+    found: Plain = {}
+    for name, value in figures.items():
+        found |= _flat(value, f"{before}{name} ") if isinstance(value, dict) else {before + name: value}
     return found
 
 

@@ -1,5 +1,6 @@
 """Same seed, same bytes; exact lengths; nothing shared between prompts."""
 
+import itertools
 import statistics
 import subprocess
 import sys
@@ -53,10 +54,12 @@ def test_another_scenario_or_concurrency_is_another_workload():
     assert len(hashes) == 6
 
 
-@pytest.mark.parametrize(("arrivals", "burstiness", "cv"), [("poisson", 1.0, 1.0), ("gamma", 0.25, 2.0), ("gamma", 4.0, 0.5), ("constant", 1.0, 0.0)])
+@pytest.mark.parametrize(
+    ("arrivals", "burstiness", "cv"), [("poisson", 1.0, 1.0), ("gamma", 0.25, 2.0), ("gamma", 4.0, 0.5), ("constant", 1.0, 0.0)]
+)
 def test_a_schedule_has_its_rate_and_its_burstiness(arrivals, burstiness, cv):
     due = schedule(OpenLoop(isl=8, osl=4, rate=20, requests=4000, arrivals=arrivals, burstiness=burstiness))
-    gaps = [b - a for a, b in zip(due, due[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(due)]
     assert len(due) == 4000
     assert min(gaps) >= 0
     assert statistics.mean(gaps) == pytest.approx(1 / 20, rel=0.1)

@@ -43,7 +43,9 @@ def target(url, **more):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize(("shape", "n"), [({"concurrency": 1}, 5), ({"concurrency": 7}, 40), ({"due_s": tuple(i / 200 for i in range(60))}, 60)])
+@pytest.mark.parametrize(
+    ("shape", "n"), [({"concurrency": 1}, 5), ({"concurrency": 7}, 40), ({"due_s": tuple(i / 200 for i in range(60))}, 60)]
+)
 def test_every_request_is_sent_once_and_every_token_counted(shape, n, workers):
     with MockServer(mode="schedule", ttft=10, tpot=1, seed=1) as server:
         seen = run(target(server.url), load(n, **shape), workers=workers)
@@ -93,7 +95,8 @@ def test_several_tokens_an_event_and_late_usage_move_no_count():
     with MockServer(mode="schedule", ttft=10, tpot=1, k=4, finish_separate=True, usage_delay=30) as server:
         seen = run(target(server.url), load(4, tokens=16, concurrency=2))
     for r in seen.records:
-        assert (r.output_tokens, r.events, r.notes) == (16, 4, ("multi_token_events",))
+        assert (r.output_tokens, r.events) == (16, 4)
+        assert "multi_token_events" in r.notes
         assert r.end_s - r.last_s > 0.02
     assert seen.itl["n"] == [], "how many tokens an event held is not known"
     assert sum(seen.arrivals["n"]) == pytest.approx(64)
