@@ -292,6 +292,7 @@ class _Stream:
             "missing_finish_reason": self.finish is None,
             "usage_missing": n is None,
             "multi_token_events": many,
+            "event_tokens_unknown": many and tokens is None,
             "first_event_multi_token": bool(tokens) and tokens is not None and tokens[0] > 1,
             "token_count_mismatch": off,
             "coalesced_reads": len(set(times)) < len(times),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from urllib.parse import urlsplit
 from typing import Any
 
 from .record import RequestRecord
@@ -27,13 +28,25 @@ class Target:
     insecure: bool = False
     proxy: str | None = None
 
+    def __post_init__(self) -> None:
+        url = urlsplit(self.base_url)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise ValueError(f"{self.base_url!r} is no http:// or https:// address")
+        if url.username or url.password:
+            raise ValueError("a user or password in the address is not sent; use an Authorization header")
+        for name, value in self.headers.items():
+            if not (name.isascii() and name.isprintable() and value.isprintable() and value.isascii()):
+                raise ValueError(f"header {name!r}: only printable ASCII can be sent, and no line end")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
     """Requests to send, in order: JSON bodies and the output tokens each asks for.
 
     Closed loop: `concurrency` streams, each sending the next request when its last is answered. Open loop: request i is
-    sent `due_s[i]` seconds after the start, whatever is still open. Nothing is retried.
+    sent `due_s[i]` seconds after the start (ascending), whatever is still open. Nothing is retried. A request stalls when its
+    first event takes longer than `first_timeout_s`, or the next one longer than `idle_timeout_s` (comments that keep the
+    connection alive do not count); what was not sent by then is not sent: every one of them would be waited for.
     """
 
     bodies: tuple[bytes, ...]
@@ -41,6 +54,7 @@ class Load:
     concurrency: int | None = None
     due_s: tuple[float, ...] | None = None
     ignore_eos: bool = True
+    first_timeout_s: float = 900.0  # a long prefill behind a full queue sends nothing
     idle_timeout_s: float = 120.0
 
     def __post_init__(self) -> None:
@@ -48,15 +62,17 @@ class Load:
             raise ValueError("a load is either a closed loop (concurrency) or an open one (due_s)")
         if len(self.osl) != len(self.bodies) or (self.due_s is not None and len(self.due_s) != len(self.bodies)):
             raise ValueError("bodies, osl and due_s differ in length")
+        if self.due_s is not None and list(self.due_s) != sorted(self.due_s):
+            raise ValueError("due_s must ascend")
 
     def share(self, part: int, parts: int) -> tuple[tuple[int, ...], Load]:
-        """The requests of worker `part` of `parts`, by their index, as a load of its own."""
-        index = tuple(range(part, len(self.bodies), parts))
-        streams = None if self.concurrency is None else len(range(part, self.concurrency, parts))
-        due = None if self.due_s is None else tuple(self.due_s[i] for i in index)
-        return index, Load(
-            bodies=tuple(self.bodies[i] for i in index), osl=tuple(self.osl[i] for i in index), concurrency=streams, due_s=due,
-            ignore_eos=self.ignore_eos, idle_timeout_s=self.idle_timeout_s,
+        """The requests of worker `part` of `parts`, by their index, as a load of its own: each stream keeps its share."""
+        streams = self.concurrency or parts
+        index = tuple(i for i in range(len(self.bodies)) if i % streams % parts == part)
+        return index, replace(
+            self, bodies=tuple(self.bodies[i] for i in index), osl=tuple(self.osl[i] for i in index),
+            concurrency=None if self.concurrency is None else len(range(part, self.concurrency, parts)),
+            due_s=None if self.due_s is None else tuple(self.due_s[i] for i in index),
         )  # fmt: skip
 
 
@@ -67,7 +83,9 @@ class Seen:
     `client` says what the load generator itself did (see `core.validity.client_problem` for what is too much): `workers`
     and their `priority` (nice value), `cpu_s` in all and `decode_s` of it after the window, `cores` of the busiest worker in
     the window, `stamps` (`kernel` or `read`), `read_lag_ms` from a byte's arrival to its reading, `send_lag_ms` from the
-    schedule to the send, `slot_gap_ms` from an answer's end to the next send on its stream; each with `p50`, `p99`, `max`.
+    schedule to the send, `slot_gap_ms` from an answer's end to the next send on its stream, `loop_lag_ms` of a heartbeat inside
+    the load's own loop; each with `p50`, `p99`, `max`. `slot_idle_s` is the sum of the slot gaps, `clock_steps` how often the
+    clock that the kernel stamps by was set.
     """
 
     zero_ns: int

@@ -46,6 +46,9 @@ def _ms(start: float | None, end: float | None) -> float | None:
 
 
 def _tpot(r: RequestRecord) -> float | None:
+    # Tokens that came with the first event took no time after it; how many is unknown here, and may be most of them.
+    if "event_tokens_unknown" in r.notes and 2 * r.events < (r.output_tokens or 0):
+        return None
     gap = _ms(r.first_s, r.last_s)
     left = (r.output_tokens or 0) - r.first_event_tokens
     return None if gap is None or left < 1 else gap / left

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from .metrics import quantile
+from .metrics import METRICS, quantile
 from .record import OK, Trace
 
 
@@ -50,32 +50,47 @@ def load_problem(
 
 MAX_CLIENT_CORES = 0.7  # of one core, by the busiest load process
 MAX_SEND_LAG_MS, MAX_SEND_LAG = 5.0, 0.05  # or this share of the median TTFT, if that is more
-MAX_READ_LAG_MS = {"kernel": 50.0, "read": 5.0}  # by where the stamps come from: kernel stamps do not feel the client's delay
-MIN_KEPT_OPEN = 0.95
+MAX_LOOP_LAG_MS, MAX_LOOP_LAG = 5.0, 0.5  # or this share of the median TPOT: kernel stamps hide a delay below a token's gap
+MAX_SLOT_IDLE = 0.05  # of the time of a closed loop's streams
 
 
 def client_problem(trace: Trace) -> str | None:
     """Whether our own load generator was the limit, so that its delays are in the figures, or its load was not the one asked for.
 
-    The limits are those of the module: processor time of the busiest load process, sends behind an open loop's schedule
-    and reads behind the arrival (99th percentile each), and the share of a closed loop's streams that was kept busy.
+    The limits are those of the module: processor time of the busiest load process; sends behind an open loop's schedule,
+    less what connecting took; the lag of a heartbeat in the load's own loop (99th percentiles); and the share of time that
+    the streams of a closed loop spent between an answer's end and the next send.
     """
-    from .window import window_of
-
     client, problems = trace.load.get("client", {}), []
     if _exceeds(client.get("cores"), MAX_CLIENT_CORES):
         problems.append(f"its busiest process used {client['cores']:.2f} of one core (allowed {MAX_CLIENT_CORES:g})")
-    behind = sorted((r.sent_s - r.scheduled_s) * 1e3 for r in trace.records if r.scheduled_s is not None)
+    behind = sorted((r.sent_s - r.scheduled_s - r.connect_s) * 1e3 for r in trace.records if r.scheduled_s is not None)
     allowed = max(MAX_SEND_LAG_MS, MAX_SEND_LAG * (_median_ttft_ms(trace) or 0.0))
     if behind and _exceeds(lag := quantile(behind, None, 0.99, 0), allowed):
         problems.append(f"it sent {lag:.1f} ms behind its own schedule (99th percentile, allowed {allowed:.3g})")
-    limit = MAX_READ_LAG_MS.get(client.get("stamps", ""), 0.0)
-    if limit and _exceeds(lag := client.get("read_lag_ms", {}).get("p99"), limit):
-        problems.append(f"it read {lag:.1f} ms after the bytes came (99th percentile, allowed {limit:g})")
-    window = window_of(trace) if trace.concurrency else None
-    if window and not window.whole and trace.concurrency and window.open < MIN_KEPT_OPEN * trace.concurrency:
-        problems.append(f"it kept {window.open:.1f} of {trace.concurrency} streams busy (at least {MIN_KEPT_OPEN:.0%})")
+    hidden = MAX_LOOP_LAG * (_median_tpot_ms(trace) or 0.0) if client.get("stamps") == "kernel" else 0.0
+    allowed = max(MAX_LOOP_LAG_MS, hidden)
+    if _exceeds(lag := client.get("loop_lag_ms", {}).get("p99"), allowed):
+        problems.append(f"its loop lagged {lag:.1f} ms (99th percentile, allowed {allowed:.3g})")
+    problems += _idle_streams(trace, client)
+    if client.get("clock_steps"):
+        problems.append("the machine's clock was set meanwhile, by which arrivals are stamped")
     return "the client was too slow: " + "; ".join(problems) if problems else None
+
+
+def _idle_streams(trace: Trace, client: Mapping[str, Any]) -> list[str]:
+    ends = [r.end_s for r in trace.records if r.end_s is not None]
+    if not trace.concurrency or not ends or not client.get("slot_idle_s"):
+        return []
+    time_s = trace.concurrency * (max(ends) - min(r.sent_s for r in trace.records))
+    if not _exceeds(share := client["slot_idle_s"] / time_s, MAX_SLOT_IDLE):
+        return []
+    return [f"its streams were idle {share:.0%} of the time between an answer and the next request (allowed {MAX_SLOT_IDLE:.0%})"]
+
+
+def _median_tpot_ms(trace: Trace) -> float | None:
+    tpot = METRICS["tpot_ms"].sample
+    return quantile(sorted(v for r in trace.records if tpot and (v := tpot(r)) is not None), None, 0.5, 0)
 
 
 def _median_ttft_ms(trace: Trace) -> float | None:
@@ -161,10 +176,14 @@ def requests_problem(trace: Trace, *, allowed_failures: int = 0) -> str | None:
 def trace_problem(trace: Trace) -> tuple[str, bool] | None:
     """The first reason why a run of a scenario does not count, and whether the machine (not the engine) is to blame.
 
-    What the machine did comes first: an engine starved by another process also fails requests.
+    What the machine did comes first: an engine starved by another process also fails requests. Failed requests come before
+    what our client did: refusals leave it little to do, and time-outs stand in its way.
     """
-    for problem in (load_problem(trace.load), client_problem(trace)):
-        if problem:
-            return problem, True
-    problem = requests_problem(trace) or counters_problem(trace) or cache_problem(*trace.load.get("counters", ({}, {})))
+    if problem := load_problem(trace.load):
+        return problem, True
+    if problem := requests_problem(trace):
+        return problem, False
+    if problem := client_problem(trace):
+        return problem, True
+    problem = counters_problem(trace) or cache_problem(*trace.load.get("counters", ({}, {})))
     return (problem, False) if problem else None

@@ -8,6 +8,7 @@ short for that is measured whole.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -114,19 +115,10 @@ def _bounds(trace: Trace, sent: Columns, good: _Answers) -> tuple[float, float, 
         starts, lasts = good.start[order], good.last[order]
         cut = truncation(lasts - starts)
         end = float(sent.start_s.max())
-        return _up(float(starts[cut])), _down(end), False, _unsteady(starts, lasts, cut, end)
+        return float(starts[cut]), end, False, _unsteady(starts, lasts, cut, end)
     if streams is None or len(sent) < ROUNDS * streams:
         return *_whole(sent, good), ""
-    return _up(float(sent["sent_s"].min())), _down(float(sent["sent_s"].max())), False, ""
-
-
-def _up(seconds: float) -> float:
-    """To whole milliseconds, inwards: tokens are counted by the millisecond."""
-    return -(-seconds * 1e3 // 1) / 1e3
-
-
-def _down(seconds: float) -> float:
-    return (seconds * 1e3 // 1) / 1e3
+    return float(sent["sent_s"].min()), float(sent["sent_s"].max()), False, ""
 
 
 def truncation(values: Sequence[float] | Floats) -> int:
@@ -173,8 +165,9 @@ def _tokens(trace: Trace, good: _Answers, start: float, end: float, *, whole: bo
     if not trace.arrivals.get("ms"):
         return (total if whole else sum(_shares(good, start, end).tolist())), None
     ms, n = np.asarray(trace.arrivals["ms"]), np.asarray(trace.arrivals["n"], dtype=float)
-    first, last = round(start * 1e3), round(end * 1e3)
-    inside = (ms >= first) & (ms < last)
+    # Arrivals are known by the millisecond. The last one counts: a stream's next send follows the token it waited for at once.
+    first, last = math.floor(start * 1e3), math.floor(end * 1e3)
+    inside = (ms >= first) & (ms <= last)
     counted = total if whole else float(n[inside].sum())
     bins = int((end - start) // PEAK_S)
     if bins < 3:

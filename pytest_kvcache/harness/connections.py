@@ -18,7 +18,7 @@ now = time.perf_counter_ns
 S = 10**9
 SO_TIMESTAMPNS = getattr(socket, "SO_TIMESTAMPNS", 35)
 CONNECT_TIMEOUT = 30 * S
-MAX_IDLE = 2 * S  # servers close idle connections after 5 s, some after 2: an older one is not trusted with a request
+MAX_IDLE = S  # servers close idle connections after 5 s, some after 2: an older one is not trusted with a request
 CONNECTING, SHAKING, IDLE, BUSY, CLOSED = range(5)
 
 
@@ -79,8 +79,6 @@ class Endpoint:
             except OSError:
                 self.kernel_stamps = False
         code = sock.connect_ex(address)
-        if self.tls:
-            sock = self.tls.wrap_socket(sock, server_hostname=self.host, do_handshake_on_connect=False)
         return sock, "" if code in (0, errno.EINPROGRESS) else os.strerror(code)
 
 
@@ -111,6 +109,8 @@ class Connections:
             if not mask & select.EPOLLOUT:
                 return ""
             conn.state = SHAKING if self.endpoint.tls else IDLE
+            if self.endpoint.tls:
+                conn.sock = self.endpoint.tls.wrap_socket(conn.sock, server_hostname=self.endpoint.host, do_handshake_on_connect=False)
         if conn.state == SHAKING:
             try:
                 conn.sock.do_handshake()
@@ -135,6 +135,10 @@ class Connections:
                 return conn
             self.close(conn)
         return None
+
+    def ready(self, at: int) -> int:
+        """Connections that are free and will be for a while yet, or are about to be."""
+        return self.opening + sum(at - conn.heard < MAX_IDLE // 2 for conn in self.idle)
 
     def close(self, conn: Conn) -> None:
         if self.by_fd.pop(conn.fd, None) is not None:

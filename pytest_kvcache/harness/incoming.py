@@ -10,24 +10,25 @@ _CRLF2, _LAST_CHUNK = b"\r\n\r\n", b"\r\n0\r\n\r\n"
 
 
 class Incoming:
-    """An answer so far. `reads` and `stamps` go together; `done` is set once `[DONE]` came though the body is still open."""
+    """An answer so far. `reads` and `stamps` go together. `done` is set once `[DONE]` came though the body is still open, `begun`
+    once the server sent an event: a comment that keeps the connection alive is none."""
 
-    __slots__ = ("_fed", "_scanner", "_skip", "_until", "done", "head", "reads", "size", "stamps")
+    __slots__ = ("_fed", "_framed", "_scanner", "_skip", "_until", "begun", "done", "head", "reads", "size", "stamps")
 
     def __init__(self) -> None:
         self.reads: list[bytes] = []
         self.stamps: list[int] = []
         self.size = 0
         self.head: Head | None = None
-        self.done = False
+        self.done = self.begun = self._framed = False
         self._until: int | None = None  # size at which a body of known length is complete
         self._scanner: ChunkScanner | None = None
         self._fed = self._skip = 0
 
     @property
     def reusable(self) -> bool:
-        """Whether the connection may carry another request after this answer."""
-        return self.head is not None and self.head.keep_alive and (self._until is None or self.size == self._until)
+        """Whether the connection may carry another request: the body has ended, and with it what came."""
+        return self._framed and self.head is not None and self.head.keep_alive
 
     def take(self, data: bytes, stamp: int) -> str | None:
         """Keep a read; how the answer ended (see `wire.Done`) if this read ended it."""
@@ -64,13 +65,16 @@ class Incoming:
         done = ends_with_done(tail)
         if head.chunked and done:
             if tail.endswith(_LAST_CHUNK):
+                self._framed = True
                 return "complete"
         elif head.chunked:
             complete = scanner.feed(b"".join(self.reads[self._fed :])[self._skip :])
             self._fed, self._skip = len(self.reads), 0
             if complete:
+                self._framed = True
                 return "complete"
         elif self._until is not None:
+            self._framed = self.size == self._until
             return "complete" if self.size >= self._until else self._too_much(head)
         if done:
             self.done = True

@@ -179,7 +179,9 @@ def client_figures(parts: list[dict[str, Any]], start_s: float) -> dict[str, Any
         "cores": round(max(p["load_cpu_s"] / max(p["load_s"], 1e-9) for p in parts), 3),
         "read_lag_ms": _lag([sum(n) for n in zip(*(p["read_lag"] for p in parts), strict=True)]),
     }
-    for name, key in (("send_lag_ms", "send_lag"), ("slot_gap_ms", "slot_gaps")):
+    found["slot_idle_s"] = round(sum(sum(p["slot_gaps"]) for p in parts) / 1e9, 6)
+    found["clock_steps"] = sum(p["clock_steps"] for p in parts)
+    for name, key in (("send_lag_ms", "send_lag"), ("slot_gap_ms", "slot_gaps"), ("loop_lag_ms", "loop_lag")):
         found[name] = {q: round(v, 4) for q, v in quantiles([v for p in parts for v in p[key]], 1e-6).items()}
     return found
 

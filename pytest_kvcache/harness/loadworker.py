@@ -52,8 +52,9 @@ def send(stream: BinaryIO, value: Any) -> None:
 def receive(stream: BinaryIO, kind: Any = Any) -> Any:
     """The next frame, a value of that kind; EOFError when there is none."""
     head = stream.read(LENGTH.size)
-    data = stream.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else b""
-    if not data:
+    size = LENGTH.unpack(head)[0] if len(head) == LENGTH.size else -1
+    data = stream.read(size) if size > 0 else b""
+    if len(data) != size:  # the other side has died, perhaps in the middle of it
         raise EOFError
     return msgspec.msgpack.decode(data, type=kind)
 
@@ -83,11 +84,11 @@ def run(job: dict[str, Any], stdin: BinaryIO, stdout: BinaryIO) -> None:
     digest = Digest(load, job["index"])
     wire = _driver(target)(target, load, digest, asleep=stdin.fileno())
     wire.connect()
-    send(stdout, "ready")
-    start = digest.zero = receive(stdin)
     gc.collect()
     gc.freeze()
     gc.disable()
+    send(stdout, "ready")
+    start = digest.zero = receive(stdin)
     began, cpu = time.perf_counter_ns(), cpu_s()
     wire.run(start)
     loaded, cpu_loaded = wire.loaded, cpu_s()
@@ -97,7 +98,7 @@ def run(job: dict[str, Any], stdin: BinaryIO, stdout: BinaryIO) -> None:
         "load_cpu_s": cpu_loaded - cpu, "decode_s": cpu_s() - cpu_loaded, "load_s": (loaded - min(began, start)) / 1e9,
         "priority": os.getpriority(os.PRIO_PROCESS, 0),
         "stamps": "kernel" if wire.kernel else "read", "read_lag": wire.read_lag, "send_lag": wire.send_lag.tolist(),
-        "slot_gaps": wire.slot_gaps.tolist(),
+        "slot_gaps": wire.slot_gaps.tolist(), "loop_lag": wire.loop_lag.tolist(), "clock_steps": wire.clock_steps,
     }  # fmt: skip
     gc.enable()
     gc.unfreeze()

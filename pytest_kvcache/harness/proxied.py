@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import sys
 from array import array
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..core.load import Load, Target
+from ..core.sse import DONE_SPAN, ends_with_done
 from .connections import CONNECT_TIMEOUT, S, now, tls_context
-from .wire import LAG_STEPS, Done
+from .wire import HEARTBEAT, LAG_STEPS, Done
 
 if TYPE_CHECKING:
     import aiohttp
@@ -28,8 +30,8 @@ class Proxied:
     def __init__(self, target: Target, load: Load, digest: Callable[[Done], None], *, asleep: int | None = None) -> None:
         self.target, self.load, self.digest, self.asleep = target, load, digest, asleep
         self.finished: deque[Done] = deque()
-        self.read_lag, self.slot_gaps, self.send_lag = [0] * LAG_STEPS, array("q"), array("q")
-        self.loaded = 0
+        self.read_lag, self.slot_gaps, self.send_lag, self.loop_lag = [0] * LAG_STEPS, array("q"), array("q"), array("q")
+        self.loaded = self.clock_steps = 0
 
     def connect(self) -> None:
         """Nothing is opened ahead: what connecting takes is in `connect_s` of the requests that needed it."""
@@ -53,7 +55,8 @@ class Proxied:
         import aiohttp
 
         connector = aiohttp.TCPConnector(limit=0, ssl=tls_context(self.target) if self.target.base_url.startswith("https") else True)
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT / S, sock_read=self.load.idle_timeout_s)
+        self.limit_s = max(self.load.idle_timeout_s, self.load.first_timeout_s)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT / S, sock_read=self.limit_s)
         trace = aiohttp.TraceConfig()
         trace.on_connection_create_end.append(_connected)
         trace.on_request_headers_sent.append(_sent)
@@ -61,11 +64,21 @@ class Proxied:
             connector=connector, timeout=timeout, trust_env=False, trace_configs=[trace], read_bufsize=2**20, auto_decompress=False
         ) as session:
             await _until(start)
+            beat = asyncio.ensure_future(self._beat())
+            if self.asleep is not None:
+                asyncio.get_running_loop().add_reader(self.asleep, lambda: sys.exit("the load generator is no longer wanted"))
             if self.load.due_s is None:
                 queue = iter(range(len(self.load.bodies)))
                 await asyncio.gather(*(self._stream(session, queue) for _ in range(self.load.concurrency or 1)))
             else:
                 await asyncio.gather(*(self._due(session, i, start + int(s * S)) for i, s in enumerate(self.load.due_s)))
+            beat.cancel()
+
+    async def _beat(self) -> None:
+        while True:
+            due = now() + HEARTBEAT
+            await _until(due)
+            self.loop_lag.append(now() - due)
 
     async def _stream(self, session: aiohttp.ClientSession, queue: Any) -> None:
         ended = 0
@@ -90,16 +103,18 @@ class Proxied:
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream", "Accept-Encoding": "identity", **self.target.headers}
         try:
             async with session.post(
-                url, data=self.load.bodies[i], headers=headers, proxy=self.target.proxy, trace_request_ctx=stamp
+                url, data=self.load.bodies[i], headers=headers, proxy=self.target.proxy, trace_request_ctx=stamp, allow_redirects=False
             ) as answer:
                 reads.append(_head(answer))
                 stamps.append(now())
                 async for data in answer.content.iter_any():
                     reads.append(data)
                     stamps.append(now())
+                    if ends_with_done(b"".join(reads[-4:])[-DONE_SPAN:]):
+                        break
             end = "close"
         except TimeoutError:
-            end = f"stall: nothing for {self.load.idle_timeout_s:g} s after {sum(map(len, reads))} bytes"
+            end = f"stall: nothing for {self.limit_s:g} s after {sum(map(len, reads))} bytes"
         except (aiohttp.ClientError, OSError, ssl.SSLError) as e:
             end = f"connection_reset: {type(e).__name__}: {e}"
         connect = max(0, stamp["connected"] - stamp["asked"])

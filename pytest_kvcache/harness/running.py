@@ -59,7 +59,7 @@ class RunningEngine:
     def _measure(self, scenario: Scenario) -> tuple[Seen, dict[str, Any]]:
         with ExitStack() as stack:
             workers = stack.enter_context(Workers())
-            glances = stack.enter_context(_Glances(lambda: self.server.pids() | workers.pids()))
+            glances = stack.enter_context(_Glances(lambda: self.server.pids() | workers.pids(), self.server.failure))
 
             def drive(load: Load) -> Seen:
                 target = Target(base_url=self.server.base_url, endpoint=self.framework.endpoint)
@@ -100,10 +100,11 @@ class RunningEngine:
 
 
 class _Glances:
-    """A look at the machine every few seconds of a load; raises Spoiled when others took it twice in a row."""
+    """A look at server and machine every few seconds of a load; raises what the server died of, and Spoiled when others took
+    the machine twice in a row."""
 
-    def __init__(self, own: Callable[[], set[int]]) -> None:
-        self.own, self._problems = own, 0
+    def __init__(self, own: Callable[[], set[int]], failure: Callable[[], Exception | None]) -> None:
+        self.own, self._failure, self._problems = own, failure, 0
 
     def __enter__(self) -> Self:
         self._watch = LoadWatch(own=self.own).__enter__()
@@ -113,6 +114,8 @@ class _Glances:
         self._watch.__exit__(kind, error, at)
 
     def look(self) -> None:
+        if died := self._failure():
+            raise died
         self._watch.__exit__(None, None, None)
         seen = self._watch.seen
         self._watch = LoadWatch(own=self.own).__enter__()

@@ -13,8 +13,9 @@ import struct
 import sys
 import time
 from array import array
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from ..core.load import Load, Target
@@ -24,10 +25,12 @@ from .timer import Timer
 
 MS, S = 10**6, 10**9
 READ_SIZE = 262144
-LINGER = 50 * MS  # how long after [DONE] the end of the body is waited for, so that the connection can be used again
-SPARE = 8  # open connections an open loop keeps ready
+LINGER = 5 * MS  # how long after [DONE] the end of the body is waited for, so that the connection can be used again
+SPARE, AHEAD, SPARE_EVERY = 8, 300 * MS, 20 * MS  # connections that an open loop keeps ready for what is due within AHEAD
+HEARTBEAT = 5 * MS
+STEP = MS  # an offset between the two clocks that jumps by more is a clock that was set
 KEPT = 256 * 2**20  # bytes of finished answers kept undecoded; beyond, they are decoded while the load runs
-CLOCK_EVERY = 20 * MS  # the kernel stamps by the wall clock, which is slewed and may be set
+CLOCK_EVERY, CLOCK_EXACT = 20 * MS, 20_000  # the kernel stamps by the wall clock, which is slewed and may be set
 LAG_STEP, LAG_STEPS = 14, 8192  # the histogram of read lags has steps of 2^14 ns
 _stamp = struct.Struct("qq").unpack_from
 
@@ -57,7 +60,7 @@ class Wire:
         self.load, self.digest, self.asleep = load, digest, asleep
         self.endpoint = Endpoint(target)
         self.pool = Connections(self.endpoint)
-        self.requests = [self.endpoint.request(body) for body in load.bodies]
+        self.count = len(load.bodies)
         self.due: list[int] = []
         self.lingering: list[Conn] = []
         self.idle_slots = 0  # closed loop: streams that must go on with another connection
@@ -65,8 +68,9 @@ class Wire:
         self.kept = self.left = self.next = self.loaded = 0
         self.memory = bytearray(READ_SIZE)
         self.view, self.buffers = memoryview(self.memory), (self.memory,)
-        self.offset, self.offset_at = 0, 0
-        self.read_lag, self.slot_gaps, self.send_lag = [0] * LAG_STEPS, array("q"), array("q")
+        self.offset, self.offset_at = _offset(), now()
+        self.clock_steps = self.reads = self.spare_after = self.beat = 0
+        self.read_lag, self.slot_gaps, self.send_lag, self.loop_lag = [0] * LAG_STEPS, array("q"), array("q"), array("q")
 
     @property
     def kernel(self) -> bool:
@@ -77,7 +81,8 @@ class Wire:
     def connect(self) -> None:
         """Open the connections that the load will need at its start. A failure is met again, and recorded, by a request."""
         self.endpoint.find()
-        for _ in range(min(self.load.concurrency, len(self.requests)) if self.load.concurrency else SPARE):
+        first = self.load.due_s or ()
+        for _ in range(min(self.load.concurrency, self.count) if self.load.concurrency else _soon(first, 0.0)):
             self._open(-1, 0)
         give_up = now() + CONNECT_TIMEOUT
         while self.pool.opening and now() < give_up:
@@ -85,15 +90,14 @@ class Wire:
 
     def run(self, start: int) -> None:
         """The load, from `start` (ns) until every request has ended."""
-        timer = None
+        timer = Timer()
         while now() < start - 2 * MS:
             time.sleep(0.001)
         try:
             self.begin(start)
-            if self.due:
-                timer = Timer()
-                self.pool.epoll.register(timer.fd, select.EPOLLIN)
-                timer.at(self.due[0])
+            self.beat = start
+            self.pool.epoll.register(timer.fd, select.EPOLLIN)
+            timer.at(self._wake())
             if self.asleep is not None:
                 self.pool.epoll.register(self.asleep, select.EPOLLIN)
             while now() < start:
@@ -101,13 +105,12 @@ class Wire:
             self._loop(timer)
         finally:
             self.close()
-            if timer:
-                timer.close()
+            timer.close()
         self.loaded = now()
 
     def begin(self, start: int) -> None:
         """Every request is to come: at its moment after `start`, or when its stream is free."""
-        self.left = len(self.requests)
+        self.left = self.count
         if self.load.due_s is not None:
             self.due = [start + int(s * S) for s in self.load.due_s]
         self.idle_slots = min(self.load.concurrency or 0, self.left)
@@ -121,58 +124,79 @@ class Wire:
         while self.finished:
             self.digest(self.finished.popleft())
 
-    def turns(self, reads: int) -> None:
-        """Turn until so many more reads have been handled; for a replay."""
-        wanted = sum(self.read_lag) + reads
-        while sum(self.read_lag) < wanted:
-            self._turn(1000)
+    def turns(self, reads: int, patience_s: float = 10.0) -> None:
+        """Turn until so many more reads have been handled; for a replay. TimeoutError when they do not come."""
+        wanted, give_up = self.reads + reads, now() + int(patience_s * S)
+        while self.reads < wanted:
+            self._turn(100)
+            if now() > give_up:
+                raise TimeoutError(f"{wanted - self.reads} of {reads} reads did not come within {patience_s:g} s")
 
-    def _loop(self, timer: Timer | None) -> None:
+    def _loop(self, timer: Timer) -> None:
         look = now() + 100 * MS
         while self.left:
             self.start_slots()
-            self._turn(10 if self.lingering else 100, timer)
+            self._turn(1 if self.lingering else 100, timer)
             at = now()
-            if timer:
+            if self.next < len(self.due):
                 self._send_due(at)
-                if self.next < len(self.due):
-                    if len(self.pool.idle) + self.pool.opening < SPARE:
-                        self._open(-1, 0)
-                    timer.at(self.due[self.next])
+                self._keep_spare(at)
+            timer.at(self._wake())
             if self.lingering:
                 self._stop_lingering(at)
             if at > look:
                 look = at + 100 * MS
                 self._time_out(at)
-            if self.kept > KEPT and self.finished:
+            while self.kept > KEPT and self.finished and now() - at < 2 * MS:
                 done = self.finished.popleft()
                 self.kept -= sum(map(len, done.reads))
                 self.digest(done)
+
+    def _wake(self) -> int:
+        """When the loop must turn next: for the heartbeat, or for a send."""
+        return min(self.beat, self.due[self.next]) if self.next < len(self.due) else self.beat
+
+    def _beat(self, at: int) -> None:
+        if at >= self.beat:
+            self.loop_lag.append(at - self.beat)
+            self.beat = at + HEARTBEAT
+
+    def _keep_spare(self, at: int) -> None:
+        if at > self.spare_after and self.next < len(self.due):
+            soon = _soon(self.due[self.next : self.next + SPARE], at, S)
+            if self.pool.ready(at) < soon:
+                self.spare_after = at + SPARE_EVERY
+                self._open(-1, 0)
 
     def _turn(self, timeout_ms: int, timer: Timer | None = None) -> None:
         """Wait for events and handle each; sends that fall due meanwhile go first."""
         found = self.pool.epoll.poll(timeout_ms / 1000)
         woken = now()
         if woken - self.offset_at > CLOCK_EVERY:
-            self.offset, self.offset_at = time.time_ns() - now(), woken
+            self._look_at_clock(woken)
         for fd, mask in found:
             conn = self.pool.by_fd.get(fd)
             if conn is None:
                 if timer and fd == timer.fd:
                     timer.clear()
+                    self._beat(now())
                 elif fd == self.asleep:
                     sys.exit("the load generator is no longer wanted")
                 continue
             if conn.state < IDLE:
                 self._opened(conn, self.pool.step(conn, mask))
-            elif mask & select.EPOLLOUT and conn.out is not None:
-                self._go_on_sending(conn)
-                if mask & ~select.EPOLLOUT and conn.state in (IDLE, BUSY):
-                    self._read(conn, woken)
-            else:
+                continue
+            if mask & ~select.EPOLLOUT:
                 self._read(conn, woken)
-            if timer and self.next < len(self.due) and self.due[self.next] <= (at := now()):
+            if mask & select.EPOLLOUT and conn.out is not None and conn.state == BUSY:
+                self._go_on_sending(conn)
+            if self.due and self.next < len(self.due) and self.due[self.next] <= (at := now()):
                 self._send_due(at)
+
+    def _look_at_clock(self, at: int) -> None:
+        offset = _offset()
+        self.clock_steps += abs(offset - self.offset) > STEP
+        self.offset, self.offset_at = offset, at
 
     # --- sending ---
 
@@ -190,7 +214,7 @@ class Wire:
         """Streams of a closed loop that have no connection in use go on with their next request."""
         while self.idle_slots:
             self.idle_slots -= 1
-            if self.next < len(self.requests):
+            if self.next < self.count:
                 i = self.next
                 self.next += 1
                 conn = self.pool.take(now())
@@ -200,7 +224,7 @@ class Wire:
                     self._send(conn, i, 0)
 
     def _send(self, conn: Conn, i: int, due: int) -> None:
-        data = self.requests[i]
+        data = self.endpoint.request(self.load.bodies[i])
         conn.state, conn.i, conn.due = BUSY, i, due
         conn.answer, conn.done_at = Incoming(), 0
         conn.sent = conn.heard = now()
@@ -210,7 +234,7 @@ class Wire:
             sent = conn.sock.send(data)
         except OSError as e:
             if not would_block(e):
-                self._end(conn, f"connection_reset: sending failed: {e}", reuse=False)
+                self._refused(conn, e)
                 return
             sent = 0
         if sent < len(data):
@@ -223,10 +247,17 @@ class Wire:
                 conn.out = conn.out[conn.sock.send(conn.out) :]
         except OSError as e:
             if not would_block(e):
-                self._end(conn, f"connection_reset: sending failed: {e}", reuse=False)
+                self._refused(conn, e)
             return
         conn.out = None
         self.pool.epoll.modify(conn.fd, select.EPOLLIN)
+
+    def _refused(self, conn: Conn, error: OSError) -> None:
+        """Sending failed: the server may have answered before it hung up."""
+        while conn.state == BUSY and self._read(conn, now()):
+            pass
+        if conn.state == BUSY:
+            self._end(conn, f"connection_reset: sending failed: {error}", reuse=False)
 
     def _open(self, i: int, due: int) -> None:
         self._opened(*self.pool.open(i, due))
@@ -239,6 +270,7 @@ class Wire:
             self._end(conn, f"connection_reset: cannot connect to {self.endpoint.host}:{self.endpoint.port}: {problem}", reuse=False)
         elif problem:
             self.pool.close(conn)
+            self.spare_after = now() + S
         elif conn.state == IDLE and conn.i >= 0:
             self._send(conn, conn.i, conn.due)
         elif conn.state == IDLE:
@@ -246,7 +278,8 @@ class Wire:
 
     # --- reading ---
 
-    def _read(self, conn: Conn, woken: int) -> None:
+    def _read(self, conn: Conn, woken: int) -> bool:
+        """Take what has come on a connection; whether there was anything."""
         try:
             if self.endpoint.kernel_stamps:
                 size, extra, _, _ = conn.sock.recvmsg_into(self.buffers, 64)
@@ -255,27 +288,36 @@ class Wire:
         except OSError as e:
             if not would_block(e):
                 self._lost(conn, "reset")
-            return
+            return False
         at = stamp = now()
         if not size:
             self._lost(conn, "close")
-            return
+            return False
+        answer = conn.answer
         if extra:
             seconds, ns = _stamp(extra[0][2])
-            stamp = woken = min(at, seconds * S + ns - self.offset)
+            stamp = seconds * S + ns - self.offset
+            if not conn.sent <= stamp <= at:  # the clock was set, or its offset is off by that much
+                self._look_at_clock(at)
+                stamp = at
+            woken = stamp
+        self.reads += 1
         self.read_lag[min(LAG_STEPS - 1, (at - woken) >> LAG_STEP)] += 1
         if conn.state != BUSY:  # an answer nobody asked for
             self._lost(conn, "close")
-            return
-        conn.heard, answer = at, conn.answer
-        end = answer.take(bytes(self.view[:size]), stamp)
+            return True
+        data = bytes(self.view[:size])
+        if b"data:" in data:
+            conn.heard, answer.begun = at, True
+        end = answer.take(data, stamp)
         if end:
-            self._end(conn, end, reuse=end == "complete" and not answer.done and answer.reusable)
+            self._end(conn, end, reuse=end == "complete" and answer.reusable)
         elif answer.done and not conn.done_at:
             conn.done_at = at
             self.lingering.append(conn)
         if self.endpoint.tls and conn.state == BUSY and conn.sock.pending():
             self._read(conn, woken)
+        return True
 
     def _lost(self, conn: Conn, how: str) -> None:
         if conn.state == BUSY:
@@ -283,12 +325,14 @@ class Wire:
             return
         if conn in self.pool.idle:
             self.pool.idle.remove(conn)
+            self.spare_after = now() + S  # a server that drops free connections is not offered new ones all the time
         self.pool.close(conn)
 
     def _end(self, conn: Conn, end: str, *, reuse: bool) -> None:
         """The request is over; the stream of a closed loop goes on at once, the connection of an open one waits."""
         answer = conn.answer
-        ended = answer.stamps[-1] if answer.stamps and not end.startswith("stall") else now()
+        at = now()
+        ended = answer.stamps[-1] if answer.stamps and end == "complete" else at
         self.finished.append(Done(conn.i, conn.due, conn.sent, conn.connect, ended, end, answer.reads, answer.stamps))
         self.kept += answer.size
         self.left -= 1
@@ -298,10 +342,10 @@ class Wire:
             self.pool.close(conn)
             self.idle_slots += bool(self.load.concurrency)
             return
-        conn.state = IDLE
+        conn.state, conn.heard = IDLE, at
         if not self.load.concurrency:
             self.pool.idle.append(conn)
-        elif self.next < len(self.requests):
+        elif self.next < self.count:
             self.next += 1
             self._send(conn, self.next - 1, 0)
             self.slot_gaps.append(conn.sent - ended)
@@ -318,7 +362,35 @@ class Wire:
 
     def _time_out(self, at: int) -> None:
         for conn in list(self.pool.by_fd.values()):
-            if conn.state == BUSY and at - conn.heard > self.load.idle_timeout_s * S:
-                self._end(conn, f"stall: nothing for {self.load.idle_timeout_s:g} s after {conn.answer.size} bytes", reuse=False)
+            limit_s = self.load.idle_timeout_s if conn.answer.begun else self.load.first_timeout_s
+            if conn.state == BUSY and at - conn.heard > limit_s * S:
+                unsent = self._stop_sending()
+                words = f"nothing for {limit_s:g} s after {conn.answer.size} bytes" + (f"; {unsent} more were not sent" if unsent else "")
+                self._end(conn, f"stall: {words}", reuse=False)
             elif conn.state < IDLE and at - conn.opened > CONNECT_TIMEOUT:
                 self._opened(conn, f"no connection within {CONNECT_TIMEOUT // S} s")
+
+    def _stop_sending(self) -> int:
+        """Give up what has not been sent; how many requests that are."""
+        unsent = self.count - self.next
+        self.next, self.left = self.count, self.left - unsent
+        return unsent
+
+
+def _soon(due: Sequence[float], at: float, second: float = 1.0) -> int:
+    """How many of the next requests are due so soon that their connections should be open."""
+    return min(SPARE, bisect_right(due, at + AHEAD / S * second))
+
+
+def _offset() -> int:
+    """Wall clock minus CLOCK_MONOTONIC in ns, to CLOCK_EXACT: taken anew when this process was held up between the two."""
+    best, width = 0, 0
+    for _ in range(5):
+        before = now()
+        wall = time.time_ns()
+        after = now()
+        if not width or after - before < width:
+            best, width = wall - (before + after) // 2, after - before
+        if width < CLOCK_EXACT:
+            break
+    return best

@@ -42,6 +42,25 @@ def test_a_closed_loop_is_measured_while_all_its_streams_are_busy(arrivals_known
     assert found.open == pytest.approx(4)
 
 
+@given(st.integers(1, 8), st.integers(1, 16), st.integers(3, 8), st.floats(0.003, 2.0), st.floats(0, 0.0003), st.randoms(use_true_random=False))
+@settings(deadline=None)
+def test_the_rate_is_the_true_one_wherever_the_answers_end_within_a_millisecond(streams, tokens, rounds, each, gap, random):
+    """Streams in step, whose answers end within `gap` of each other and go on after 0.05 to 0.3 ms."""
+    records, times, starts = [], [], [0.0] * streams
+    for r in range(rounds):
+        for s in range(streams):
+            at = [starts[s] + each * (k + 1) / tokens + gap * random.random() for k in range(tokens)]
+            records.append(record(r * streams + s, starts[s], at[0], at[-1], tokens))
+            times += at
+            starts[s] = at[-1] + 0.00005 + 0.00025 * random.random()
+    found = measure(trace(records, concurrency=streams, tokens=times))
+    true = streams * (rounds - 1) / max(r.sent_s for r in records)
+    assert found["req_s"] == pytest.approx(true)
+    # Tokens of the next round that come within the same millisecond as the last send are counted too.
+    early = streams if each / tokens < 0.002 else 0
+    assert true * tokens - 1e-6 <= found["output_tok_s"] <= true * tokens * (1 + early / (streams * (rounds - 1) * tokens)) + 1e-6
+
+
 def test_streams_that_run_dry_do_not_lower_the_rate():
     records, times = lockstep(streams=4, rounds=6)
     straggler = record(24, 5.0, 5.2, 25.0)

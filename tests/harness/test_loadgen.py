@@ -35,7 +35,7 @@ def body(tokens=8, **more):
 
 
 def load(n, tokens=8, *, idle=20.0, **more):
-    return Load(bodies=(body(tokens),) * n, osl=(tokens,) * n, idle_timeout_s=idle, **more)
+    return Load(bodies=(body(tokens),) * n, osl=(tokens,) * n, idle_timeout_s=idle, first_timeout_s=idle, **more)
 
 
 def target(url, **more):
@@ -190,6 +190,54 @@ def test_whole_answers_however_they_are_framed(answer):
         record = ask(url)
     assert (record.outcome, record.output_tokens, record.events) == (OK, 2, 2)
     assert record.end_s - record.sent_s < 1.0, "an answer ends with its [DONE], not with the connection"
+
+
+def test_a_connection_is_kept_though_the_end_of_the_body_comes_after_its_done():
+    parts = [CHUNKED + framed(TOKEN, LAST, DONE), 0.001, b"0\r\n\r\n"]
+    with raw_server([parts] * 5) as url:
+        seen = run(target(url), load(5, tokens=2, concurrency=1))
+    assert [r.outcome for r in seen.records] == [OK] * 5, "a second connection would not be answered"
+    assert seen.client["slot_gap_ms"]
+
+
+def test_comments_do_not_keep_a_stalled_stream_alive_and_nothing_more_is_sent():
+    ping = framed(b": ping\n\n")
+    with raw_server([CHUNKED + framed(TOKEN), *[0.1, ping] * 30]) as url:
+        seen = run(target(url), load(9, tokens=2, concurrency=1, idle=1.0))
+    (record,) = seen.records
+    assert record.outcome == "stall_timeout"
+    assert "; 8 more were not sent" in record.error
+    assert 1.0 <= record.end_s - record.sent_s < 2.5
+
+
+def test_a_long_prefill_is_no_stall():
+    with raw_server([1.5, CHUNKED + framed(TOKEN, LAST, DONE) + b"0\r\n\r\n"]) as url:
+        patient = Load(bodies=(body(2),), osl=(2,), concurrency=1, idle_timeout_s=0.5, first_timeout_s=10)
+        (record,) = run(target(url), patient).records
+    assert record.outcome == OK
+
+
+def test_a_refusal_that_comes_while_the_prompt_is_still_sent_keeps_its_words():
+    refusal = b"HTTP/1.1 413 Too Large\r\ncontent-length: 11\r\nconnection: close\r\n\r\nprompt long"
+    with raw_server([refusal]) as url:
+        (record,) = run(target(url), Load(bodies=(body(prompt="x" * 8_000_000),), osl=(8,), concurrency=1)).records
+    assert (record.outcome, record.status) == ("http_status", 413)
+    assert "prompt long" in record.error
+
+
+def test_a_server_that_drops_free_connections_is_not_stormed():
+    accepted = []
+
+    def dropping(peer):
+        accepted.append(peer)
+        if len(accepted) % 2:
+            raise OSError("dropped")
+        return peer
+
+    good = [CHUNKED + framed(TOKEN, LAST, DONE) + b"0\r\n\r\n"]
+    with raw_server(*[good] * 60, wrap=lambda s: dropping(s)) as url:
+        run(target(url), load(3, tokens=2, due_s=(0.1, 0.4, 0.8)))
+    assert len(accepted) < 30
 
 
 def test_nothing_is_retried_and_a_kept_connection_that_closes_is_a_failure_of_its_request():
@@ -356,7 +404,16 @@ def test_shares_of_a_load_are_the_load(n, parts):
         assert share.bodies == tuple(b"%d" % i for i in index)
 
 
-@pytest.mark.parametrize("wrong", [{}, {"concurrency": 1, "due_s": (0.0,)}, {"due_s": (0.0, 1.0)}])
+@pytest.mark.parametrize("wrong", [
+    {"base_url": "127.0.0.1:8000"}, {"base_url": "ftp://x"}, {"base_url": "http://user:secret@x"}, {"headers": {"Authorization": "Bearer x\n"}},
+    {"headers": {"X-ü": "1"}},
+])  # fmt: skip
+def test_a_target_that_cannot_be_sent_to_is_refused(wrong):
+    with pytest.raises(ValueError, match=r"address|header"):
+        Target(**{"base_url": "http://x", "endpoint": "/", **wrong})
+
+
+@pytest.mark.parametrize("wrong", [{}, {"concurrency": 1, "due_s": (0.0,)}, {"due_s": (0.0, 1.0)}, {"bodies": (b"{}",) * 2, "osl": (1, 1), "due_s": (1.0, 0.0)}])
 def test_a_load_is_closed_or_open_and_complete(wrong):
-    with pytest.raises(ValueError, match=r"loop|length"):
-        Load(bodies=(b"{}",), osl=(1,), **wrong)
+    with pytest.raises(ValueError, match=r"loop|length|ascend"):
+        Load(**{"bodies": (b"{}",), "osl": (1,), **wrong})
