@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from urllib.parse import urlsplit
 from typing import Any
+from urllib.parse import urlsplit
 
 from .record import RequestRecord
 

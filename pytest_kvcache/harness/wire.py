@@ -25,7 +25,9 @@ from .timer import Timer
 
 MS, S = 10**6, 10**9
 READ_SIZE = 262144
-LINGER = 5 * MS  # how long after [DONE] the end of the body is waited for, so that the connection can be used again
+LINGER = 20 * MS  # how long after [DONE] the end of the body is waited for, so that the connection can be used again
+HOLDS = 3  # after so many waits in vain the server is one that holds its answers open, and is not waited for
+EARLY = 100_000  # ns before a send is due that the loop wakes and then spins: waking alone takes 50 to 100 us
 SPARE, AHEAD, SPARE_EVERY = 8, 300 * MS, 20 * MS  # connections that an open loop keeps ready for what is due within AHEAD
 HEARTBEAT = 5 * MS
 STEP = MS  # an offset between the two clocks that jumps by more is a clock that was set
@@ -69,7 +71,7 @@ class Wire:
         self.memory = bytearray(READ_SIZE)
         self.view, self.buffers = memoryview(self.memory), (self.memory,)
         self.offset, self.offset_at = _offset(), now()
-        self.clock_steps = self.reads = self.spare_after = self.beat = 0
+        self.clock_steps = self.reads = self.spare_after = self.beat = self.held = self.early = 0
         self.read_lag, self.slot_gaps, self.send_lag, self.loop_lag = [0] * LAG_STEPS, array("q"), array("q"), array("q")
 
     @property
@@ -113,6 +115,8 @@ class Wire:
         self.left = self.count
         if self.load.due_s is not None:
             self.due = [start + int(s * S) for s in self.load.due_s]
+            sparse = self.load.due_s[-1] * S > 10 * EARLY * self.count if self.due else False
+            self.early = EARLY if sparse else 0  # at thousands a second it would spin all the time
         self.idle_slots = min(self.load.concurrency or 0, self.left)
 
     def close(self) -> None:
@@ -154,7 +158,7 @@ class Wire:
 
     def _wake(self) -> int:
         """When the loop must turn next: for the heartbeat, or for a send."""
-        return min(self.beat, self.due[self.next]) if self.next < len(self.due) else self.beat
+        return min(self.beat, self.due[self.next] - self.early) if self.next < len(self.due) else self.beat
 
     def _beat(self, at: int) -> None:
         if at >= self.beat:
@@ -201,8 +205,10 @@ class Wire:
     # --- sending ---
 
     def _send_due(self, at: int) -> None:
-        while self.next < len(self.due) and self.due[self.next] <= at:
+        while self.next < len(self.due) and self.due[self.next] - self.early <= at:
             i = self.next
+            while at < self.due[i]:
+                at = now()
             self.next += 1
             conn = self.pool.take(at)
             if conn is None:
@@ -311,7 +317,10 @@ class Wire:
             conn.heard, answer.begun = at, True
         end = answer.take(data, stamp)
         if end:
+            self.held *= not (conn.done_at and end == "complete")
             self._end(conn, end, reuse=end == "complete" and answer.reusable)
+        elif answer.done and self.held >= HOLDS:
+            self._end(conn, "complete", reuse=False)
         elif answer.done and not conn.done_at:
             conn.done_at = at
             self.lingering.append(conn)
@@ -358,6 +367,7 @@ class Wire:
                 self.lingering.remove(conn)
             elif at - conn.done_at > LINGER:
                 self.lingering.remove(conn)
+                self.held += 1
                 self._end(conn, "complete", reuse=False)
 
     def _time_out(self, at: int) -> None:

@@ -73,7 +73,12 @@ def load_of(case: Mapping[str, Any]) -> Load:
     asked = case["request"]
     idle = asked.get("idle_timeout_ms") or IDLE_MS
     return Load(
-        bodies=(b"{}",), osl=(asked["max_tokens"],), concurrency=1, ignore_eos=bool(asked.get("ignore_eos")), idle_timeout_s=idle / 1000, first_timeout_s=idle / 1000
+        bodies=(b"{}",),
+        osl=(asked["max_tokens"],),
+        concurrency=1,
+        ignore_eos=bool(asked.get("ignore_eos")),
+        idle_timeout_s=idle / 1000,
+        first_timeout_s=idle / 1000,
     )
 
 

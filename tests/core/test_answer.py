@@ -97,7 +97,12 @@ def test_the_answer_begins_after_the_reasoning():
 def test_two_choices_are_one_event_when_they_come_in_one():
     both = event(choices=[{"index": i, "delta": {"content": c}} for i, c in enumerate("ab")])
     found = read(both, both, delta("stop"), last(4), DONE)
-    assert (list(found.times), found.tokens, found.output_tokens, found.notes) == ([10, 20], None, 4, ("multi_token_events",))
+    assert (list(found.times), found.tokens, found.output_tokens, found.notes) == (
+        [10, 20],
+        None,
+        4,
+        ("multi_token_events", "event_tokens_unknown"),
+    )
     other = event(choices=[{"index": 1, "delta": {"reasoning": "a"}, "finish_reason": "stop"}, {"index": 0, "delta": {}}])
     assert list(read(other, last(1), DONE).times) == [10]
 
@@ -116,10 +121,10 @@ def test_two_choices_are_one_event_when_they_come_in_one():
     ([text("a", usage=1), text("b", usage=2), last(9), text("", "stop")], [10, 20], [1, 1], 9, {"token_count_mismatch"}),
     # One chunk with text and without usage: nothing is known of any event but by the sum.
     ([text("a", usage=1), text("b"), text("c", "stop", 3)], [10, 20, 30], [1, 1, 1], 3, set()),
-    ([text("a", usage=1), text("b"), text("c", "stop", 4)], [10, 20, 30], None, 4, {"multi_token_events"}),
+    ([text("a", usage=1), text("b"), text("c", "stop", 4)], [10, 20, 30], None, 4, {"multi_token_events", "event_tokens_unknown"}),
     # Usage with the last text only.
     ([text("a"), text("b"), event(choices=[{"text": "", "finish_reason": "stop"}], **used(2))], [10, 20], [1, 1], 2, set()),
-    ([text("a"), text("b", "stop"), last(7)], [10, 20], None, 7, {"multi_token_events"}),
+    ([text("a"), text("b", "stop"), last(7)], [10, 20], None, 7, {"multi_token_events", "event_tokens_unknown"}),
     ([text("a"), text("b", "stop"), last(1)], [10, 20], None, 1, {"token_count_mismatch"}),
     ([text("a"), text("b", "stop"), last(0)], [10, 20], None, 0, {"token_count_mismatch"}),
     ([text("a"), text("b", "stop")], [10, 20], None, None, {"usage_missing"}),

@@ -68,7 +68,15 @@ def record(i: int, sent: float = 0.0, **more: Any) -> RequestRecord:
 
 def trace(records: Any, *, concurrency: int | None = None, **load: Any) -> Trace:
     return Trace(
-        scenario="s", arm="base", run=1, workload="w", isl=10, osl=5, records=tuple(records), concurrency=concurrency, load={**seen(), **load}
+        scenario="s",
+        arm="base",
+        run=1,
+        workload="w",
+        isl=10,
+        osl=5,
+        records=tuple(records),
+        concurrency=concurrency,
+        load={**seen(), **load},
     )
 
 

@@ -2,7 +2,6 @@
 
 import json
 import socket
-import threading
 import time
 
 import pytest
@@ -122,7 +121,6 @@ def test_more_bytes_than_may_wait_are_decoded_while_the_load_runs(monkeypatch):
 
 def test_a_replay_that_does_not_come_ends():
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=lambda: [listener.accept() for _ in range(2)], daemon=True).start()
         load = Load(bodies=(b"{}",), osl=(1,), concurrency=1)
         wire = Wire(Target(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", endpoint="/"), load, lambda d: None)
         wire.connect()
