@@ -16,7 +16,7 @@ import pytest
 from pytest_kvcache import ClosedLoop
 
 @pytest.mark.kv_gates("output_tok_s", "ttft_ms.p50", "tpot_ms.p50")
-@pytest.mark.parametrize("kv_scenario", [ClosedLoop(isl=64, osl=24, concurrency=2, profile="smoke")], ids=str)
+@pytest.mark.parametrize("kv_scenario", [ClosedLoop(isl=64, osl=24, concurrency=2, requests=8, profile="smoke")], ids=str)
 def test_small(kv_result, kv_gate):
     kv_gate(kv_result)
 """

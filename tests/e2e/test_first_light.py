@@ -46,7 +46,7 @@ def test_an_unchanged_engine_is_no_regression(recorded, args):
     assert "invalid" not in result.verdicts.values(), result.out
     assert result.code == 0, result.out
     (block,) = result.run["blocks"].values()
-    assert all(m["requests"] == 12 and m["failed"] == 0 for m in block["measurements"])
+    assert all(m["requests"] == 8 and m["failed"] == 0 for m in block["measurements"])
     check_physics(recorded.folder / f"report{recorded.calls}", result.run)
 
 
@@ -62,10 +62,14 @@ def check_physics(folder, run):
     assert (columns["first_s"] < columns["last_s"]).all()
     assert (columns["last_s"] <= columns["end_s"]).all()
     first = columns["trace"] == 0
-    window = columns["last_s"][first].max() - columns["sent_s"][first].min()
-    tokens = columns["output_tokens"][first].sum()
-    (block,) = run["blocks"].values()
-    assert block["measurements"][0]["metrics"]["output_tok_s"] == pytest.approx(tokens / window)
+    sent, (block,) = columns["sent_s"][first], run["blocks"].values()
+    arrived = columns["arrivals_n"][(columns["arrivals_trace"] == 0) & (columns["arrivals_ms"] <= sent.max() * 1e3)].sum()
+    metrics, load = block["measurements"][0]["metrics"], block["measurements"][0]["load"]
+    assert metrics["output_tok_s"] == pytest.approx(arrived / (sent.max() - sent.min()))
+    assert columns["arrivals_n"][columns["arrivals_trace"] == 0].sum() == columns["output_tokens"][first].sum()
+    assert load["window"]["open"] == pytest.approx(2, rel=0.05)
+    assert load["client"]["stamps"] == "kernel"
+    assert load["client"]["cores"] < 0.3
 
 
 def test_an_engine_half_as_slow_again_is_a_regression_by_the_third_run_that_names_the_change(recorded, tmp_path):
@@ -170,6 +174,32 @@ def test_an_engine_that_is_never_ready_says_so_with_its_log(project):
     assert result.code == 1
     assert set(result.verdicts.values()) == {"invalid"}
     assert "not ready" in result.out or "never ready" in result.out, result.out
+
+
+BY_HAND = """
+import pytest
+from pytest_kvcache import ClosedLoop, OpenLoop
+
+def test_by_hand(kv_endpoint):
+    open_loop = kv_endpoint.measure(OpenLoop(isl=64, osl=8, rate=2, requests=8))
+    records = open_loop.records
+    assert [r.outcome for r in records] == ["ok"] * 8
+    assert all(0 <= r.sent_s - r.scheduled_s < 0.1 and r.output_tokens == 8 for r in records)
+    assert records[-1].scheduled_s > 1.0 and open_loop.concurrency is None
+    assert sum(open_loop.arrivals["n"]) == 64
+
+def test_metrics(kv_drive):
+    found = kv_drive(OpenLoop(isl=64, osl=8, rate=2, requests=8))
+    assert found["ttft_ms.p50"] < found["e2e_ms.p50"]
+    assert 0 < found["tpot_ms.p50"] and 0 < found["output_tok_s"]
+"""
+
+
+def test_an_open_loop_by_hand(project):
+    (project.folder / "test_suite.py").write_text(BY_HAND)
+    result = project.run()
+    assert result.code == 0, result.out
+    assert "2 passed" in result.out
 
 
 def test_the_suites_of_the_repository_run_for_real(tmp_path, project):
