@@ -52,8 +52,7 @@ class _Event(msgspec.Struct):
     usage: _Usage | None = None
     error: Any = None
     object: str | None = None
-    message: Any = None
-    code: Any = None
+    error_type: Any = None
 
 
 _typed: Callable[[bytes], _Event] = msgspec.json.Decoder(_Event).decode
@@ -90,13 +89,19 @@ class Answer:
 
     @property
     def first_event_tokens(self) -> int:
-        return self.tokens[0] if self.tokens else 1
+        return max(1, self.tokens[0]) if self.tokens else 1
 
     def gaps(self) -> list[tuple[int, int]] | None:
         """(gap, tokens that came after it) for each event after the first; None when tokens per event are unknown."""
         if self.tokens is None:
             return None
-        return [(b - a, n) for (a, b), n in zip(pairwise(self.times), self.tokens[1:], strict=True)]
+        found, waited = [], 0
+        for (a, b), n in zip(pairwise(self.times), self.tokens[1:], strict=True):
+            waited += b - a
+            if n:  # text that came without a token of its own is part of the wait for the next
+                found.append((waited, n))
+                waited = 0
+        return found
 
 
 def read_exchange(
@@ -270,7 +275,7 @@ class _Stream:
         name, _, words = end.partition(": ")
         if self.finish in GAVE_UP:
             return "aborted", f"finish_reason {self.finish}"
-        if not self.done and name == "reset":
+        if not self.done and self.finish is None and name == "reset":
             return "connection_reset", words or f"the connection was reset after {events} token events"
         if not self.done and self.finish is None:
             if name == "stall":
@@ -305,7 +310,9 @@ def _error_words(event: _Event, data: bytes) -> str:
     if isinstance(error, dict) and error.get("message") and isinstance(error["message"], str):
         code = error.get("code") or error.get("type")
         return error["message"] + (f" ({code})" if code and isinstance(code, str | int) else "")
-    return error if isinstance(error, str) else _words(data)
+    if isinstance(error, str):
+        return error + (f" ({event.error_type})" if isinstance(event.error_type, str) else "")
+    return _words(data)
 
 
 def _is(kind: type[Any], value: Any) -> Any:
@@ -321,7 +328,9 @@ def _loose(value: dict[str, Any]) -> _Event:
         counted = _Usage(
             *(n if (n := _is(int, usage.get(k))) is not None and 0 <= n <= MAX_COUNT else None for k in _Usage.__struct_fields__)
         )
-    return _Event(choices=choices, usage=counted, error=value.get("error"), object=_is(str, value.get("object")))
+    return _Event(
+        choices=choices, usage=counted, error=value.get("error"), error_type=value.get("error_type"), object=_is(str, value.get("object"))
+    )
 
 
 def _loose_choice(value: dict[str, Any]) -> _Choice:

@@ -44,9 +44,10 @@ class Load:
     """Requests to send, in order: JSON bodies and the output tokens each asks for.
 
     Closed loop: `concurrency` streams, each sending the next request when its last is answered. Open loop: request i is
-    sent `due_s[i]` seconds after the start (ascending), whatever is still open. Nothing is retried. A request stalls when its
-    first event takes longer than `first_timeout_s`, or the next one longer than `idle_timeout_s` (comments that keep the
-    connection alive do not count); what was not sent by then is not sent: every one of them would be waited for.
+    sent `due_s[i]` seconds after the start (ascending), whatever is still open. Nothing is retried. A request stalls when
+    nothing at all comes for `first_timeout_s`, or for `idle_timeout_s` once two events have come, or no event for
+    `progress_timeout_s` though comments keep the connection alive; what the load process has not sent by then is not sent:
+    every one of those requests would be waited for.
     """
 
     bodies: tuple[bytes, ...]
@@ -56,6 +57,7 @@ class Load:
     ignore_eos: bool = True
     first_timeout_s: float = 900.0  # a long prefill behind a full queue sends nothing
     idle_timeout_s: float = 120.0
+    progress_timeout_s: float = 900.0
 
     def __post_init__(self) -> None:
         if (self.concurrency is None) == (self.due_s is None):
@@ -95,7 +97,7 @@ class Seen:
     client: dict[str, Any]
 
 
-MAX_PLANNED_CORES = 0.5  # of one core, planned for each worker: the limit at which a run is invalid stands above it
+MAX_PLANNED_CORES = 0.35  # of one core, planned for each worker by a mean rate: at twice that a run is invalid
 
 
 def plan_workers(tokens_s: float, requests_s: float, needs: Mapping[str, float], cores: int) -> tuple[int, float]:

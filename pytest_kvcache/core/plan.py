@@ -6,12 +6,13 @@ measured as one and shares no server start with another block.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from .gate import Rule
-from .metrics import find_metric
+from .metrics import QUANTILES, find_metric, too_few
 from .spec import Arm, ClosedLoop, Framework, Gate, Scenario, SpecError
 
 
@@ -72,6 +73,13 @@ def as_gate(value: Gate | str) -> Gate:
 def gate_specs(want: Wanted, margin: float) -> tuple[GateSpec, ...]:
     """The gates of one test, one for each arm; `margin` is the default."""
     scenario = str(want.scenario)
+    for gate in want.gates:
+        quantile = gate.metric.partition(".")[2]
+        if quantile and too_few(quantile, want.scenario.n_requests):
+            raise SpecError(
+                f"{want.family}/{scenario}: {gate.metric} of {want.scenario.n_requests} requests is only their largest value; "
+                f"gate a lower quantile, or ask for more (requests={math.ceil(1 / (1 - QUANTILES[quantile]) - 1e-9)})"
+            )
     return tuple(
         GateSpec(
             key=f"{want.family}/{scenario}/{arm.name}/{gate.metric}", family=want.family, scenario=scenario,

@@ -157,6 +157,8 @@ def requests_problem(trace: Trace, *, allowed_failures: int = 0) -> str | None:
     failed = [r for r in trace.records if r.outcome != OK]
     if not trace.records:
         return "no request was sent"
+    if not failed and len(trace.records) < trace.load.get("asked", 0):
+        return f"only {len(trace.records)} of {trace.load['asked']} requests were sent"
     if len(failed) > allowed_failures:
         counts = Counter(r.outcome for r in failed)
         classes = ", ".join(f"{n} {name}" for name, n in counts.most_common())

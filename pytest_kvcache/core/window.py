@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from .columns import NONE, Columns
-from .record import Trace
+from .metrics import QUANTILES, too_few
+from .record import OK, Trace
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -55,11 +56,13 @@ def facts(trace: Trace) -> dict[str, Any]:
     """What stands beside the figures of a trace: its window, and how many answers were odd in which way (see `core.answer`)."""
     window = window_of(trace)
     odd = Counter(note for r in trace.records for note in r.notes)
+    few = [q for q in QUANTILES if too_few(q, sum(r.outcome == OK for r in trace.records))]
     shown = {} if window is None else {
         "seconds": round(window.seconds, 3), "open": round(window.open, 3), "whole": window.whole, "peak_tok_s": window.peak_tok_s,
         "unsteady": window.unsteady or None,
     }  # fmt: skip
-    return {"window": {k: v for k, v in shown.items() if v is not None}, "answers": dict(sorted(odd.items()))}
+    told = {"window": {k: v for k, v in shown.items() if v is not None}, "answers": dict(sorted(odd.items()))}
+    return told | ({"too_few_for": ", ".join(few)} if few else {})
 
 
 def window_of(trace: Trace) -> Window | None:
@@ -118,7 +121,10 @@ def _bounds(trace: Trace, sent: Columns, good: _Answers) -> tuple[float, float, 
         return float(starts[cut]), end, False, _unsteady(starts, lasts, cut, end)
     if streams is None or len(sent) < ROUNDS * streams:
         return *_whole(sent, good), ""
-    return float(sent["sent_s"].min()), float(sent["sent_s"].max()), False, ""
+    # Each load process has its share of the requests; when the first is through with its own, streams begin to run dry.
+    part = sent["index"] % streams % trace.load.get("client", {}).get("workers", 1)
+    through = min(float(sent["sent_s"][part == p].max()) for p in np.unique(part))
+    return float(sent["sent_s"].min()), through, False, ""
 
 
 def truncation(values: Sequence[float] | Floats) -> int:
@@ -169,11 +175,12 @@ def _tokens(trace: Trace, good: _Answers, start: float, end: float, *, whole: bo
     first, last = math.floor(start * 1e3), math.floor(end * 1e3)
     inside = (ms >= first) & (ms <= last)
     counted = total if whole else float(n[inside].sum())
-    bins = int((end - start) // PEAK_S)
+    bins = math.ceil((end - start) / PEAK_S)
     if bins < 3:
         return counted, None
-    peak = np.bincount(((ms[inside] - first) // int(PEAK_S * 1e3)).astype(int), weights=n[inside], minlength=bins)[:bins].max() / PEAK_S
-    return counted, float(peak)
+    # Bins of equal length that make up the window: then no mean is above the peak.
+    place = np.minimum((ms[inside] - first) * bins // (last + 1 - first), bins - 1).astype(int)
+    return counted, float(np.bincount(place, weights=n[inside], minlength=bins).max() * bins / (end - start))
 
 
 def _shares(good: _Answers, start: float, end: float) -> Floats:

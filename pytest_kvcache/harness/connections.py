@@ -25,12 +25,13 @@ CONNECTING, SHAKING, IDLE, BUSY, CLOSED = range(5)
 class Conn:
     """A connection and, while it is BUSY, the request `i` on it, due at `due`, and the answer so far. Times in ns."""
 
-    __slots__ = ("answer", "connect", "done_at", "due", "fd", "heard", "i", "opened", "out", "sent", "sock", "state")
+    __slots__ = ("answer", "connect", "done_at", "due", "fd", "freed", "heard", "i", "moved", "opened", "out", "sent", "sock", "state")
 
     def __init__(self, sock: Any, i: int, due: int) -> None:
         self.sock, self.fd, self.state, self.i, self.due = sock, sock.fileno(), CONNECTING, i, due
-        self.opened = self.heard = now()
+        self.opened = self.heard = self.moved = now()  # anything came; an event came
         self.connect = self.sent = self.done_at = 0
+        self.freed = 0  # when the stream that uses it now had its last answer
         self.out: memoryview | None = None
         self.answer = Incoming()
 

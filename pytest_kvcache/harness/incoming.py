@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import re
+
 from ..core.http1 import BadHttp, ChunkScanner, Head, split_head
 from ..core.sse import DONE_SPAN, ends_with_done
 
 MAX_ANSWER, MAX_REFUSAL = 256 * 2**20, 2**20
+STEP = b'"choices"'
+_FINISH = re.compile(rb'"finish_reason"\s*:\s*"')
 _CRLF2, _LAST_CHUNK = b"\r\n\r\n", b"\r\n0\r\n\r\n"
 
 
 class Incoming:
-    """An answer so far. `reads` and `stamps` go together. `done` is set once `[DONE]` came though the body is still open, `begun`
-    once the server sent an event: a comment that keeps the connection alive is none."""
+    """An answer so far. `reads` and `stamps` go together. `done` is set once `[DONE]` came though the body is still open; `steps`
+    counts what may be token events, which a comment that keeps the connection alive is not."""
 
-    __slots__ = ("_fed", "_framed", "_scanner", "_skip", "_until", "begun", "done", "head", "reads", "size", "stamps")
+    __slots__ = ("_fed", "_framed", "_scanner", "_skip", "_until", "done", "head", "reads", "size", "stamps", "steps")
 
     def __init__(self) -> None:
         self.reads: list[bytes] = []
         self.stamps: list[int] = []
         self.size = 0
         self.head: Head | None = None
-        self.done = self.begun = self._framed = False
+        self.done = self._framed = False
+        self.steps = 0
         self._until: int | None = None  # size at which a body of known length is complete
         self._scanner: ChunkScanner | None = None
         self._fed = self._skip = 0
@@ -30,10 +35,17 @@ class Incoming:
         """Whether the connection may carry another request: the body has ended, and with it what came."""
         return self._framed and self.head is not None and self.head.keep_alive
 
+    @property
+    def complete(self) -> bool:
+        """Whether it has said why it ended, and its usage: nothing more need come."""
+        tail = b"".join(self.reads[-8:])[-8192:]
+        return b'"completion_tokens"' in tail and _FINISH.search(tail) is not None
+
     def take(self, data: bytes, stamp: int) -> str | None:
         """Keep a read; how the answer ended (see `wire.Done`) if this read ended it."""
         if self.stamps and stamp < self.stamps[-1]:
             stamp = self.stamps[-1]
+        self.steps += data.count(STEP)
         self.reads.append(data)
         self.stamps.append(stamp)
         self.size += len(data)

@@ -32,6 +32,7 @@ class Proxied:
         self.finished: deque[Done] = deque()
         self.read_lag, self.slot_gaps, self.send_lag, self.loop_lag = [0] * LAG_STEPS, array("q"), array("q"), array("q")
         self.loaded = self.clock_steps = 0
+        self.stalled = False  # what has not been sent by then is not sent
 
     def connect(self) -> None:
         """Nothing is opened ahead: what connecting takes is in `connect_s` of the requests that needed it."""
@@ -75,14 +76,17 @@ class Proxied:
             beat.cancel()
 
     async def _beat(self) -> None:
+        due = now()
         while True:
-            due = now() + HEARTBEAT
+            due += HEARTBEAT
             await _until(due)
             self.loop_lag.append(now() - due)
 
     async def _stream(self, session: aiohttp.ClientSession, queue: Any) -> None:
         ended = 0
         for i in queue:
+            if self.stalled:
+                return
             done = await self._ask(session, i, 0)
             if ended:
                 self.slot_gaps.append(done.sent - ended)
@@ -90,6 +94,8 @@ class Proxied:
 
     async def _due(self, session: aiohttp.ClientSession, i: int, due: int) -> None:
         await _until(due)
+        if self.stalled:
+            return
         self.send_lag.append((await self._ask(session, i, due)).sent - due)
 
     async def _ask(self, session: aiohttp.ClientSession, i: int, due: int) -> Done:
@@ -114,6 +120,7 @@ class Proxied:
                         break
             end = "close"
         except TimeoutError:
+            self.stalled = True
             end = f"stall: nothing for {self.limit_s:g} s after {sum(map(len, reads))} bytes"
         except (aiohttp.ClientError, OSError, ssl.SSLError) as e:
             end = f"connection_reset: {type(e).__name__}: {e}"

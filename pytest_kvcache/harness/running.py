@@ -75,8 +75,9 @@ class RunningEngine:
             load, before = self._load(scenario, extra), self._counters()
             with LoadWatch(own=glances.own) as watch:
                 seen = drive(load)
-            client = {"client": seen.client | needs | {"planned_cores": round(planned, 3)}, "extra_tokens": extra}
-            return seen, watch.seen | client | counters.told(before, self._counters())
+            client = seen.client | needs | {"planned_cores": round(planned, 3)}
+            told = {"client": client, "asked": len(load.bodies), "extra_tokens": extra}
+            return seen, watch.seen | told | counters.told(before, self._counters())
 
     def _load(self, scenario: Scenario, extra: int, *, part: str = "measured", n: int | None = None) -> Load:
         """The requests of a scenario as bytes, each `extra` words shorter: the server adds that many tokens itself."""

@@ -26,7 +26,8 @@ from .timer import Timer
 MS, S = 10**6, 10**9
 READ_SIZE = 262144
 LINGER = 20 * MS  # how long after [DONE] the end of the body is waited for, so that the connection can be used again
-HOLDS = 3  # after so many waits in vain the server is one that holds its answers open, and is not waited for
+HOLDS, PROBE = 3, 16  # after so many waits in vain the server is one that holds answers open: every 16th is waited for still
+SILENT = 300 * MS  # a complete answer without an end mark is at its end when nothing has come for so long
 EARLY = 100_000  # ns before a send is due that the loop wakes and then spins: waking alone takes 50 to 100 us
 SPARE, AHEAD, SPARE_EVERY = 8, 300 * MS, 20 * MS  # connections that an open loop keeps ready for what is due within AHEAD
 HEARTBEAT = 20 * MS
@@ -65,7 +66,8 @@ class Wire:
         self.count = len(load.bodies)
         self.due: list[int] = []
         self.lingering: list[Conn] = []
-        self.idle_slots = 0  # closed loop: streams that must go on with another connection
+        self.idle_slots: deque[int] = deque()  # closed loop: streams that go on with another connection, by when they were free
+        self.timer = Timer()
         self.finished: deque[Done] = deque()
         self.kept = self.left = self.next = self.loaded = 0
         self.memory = bytearray(READ_SIZE)
@@ -92,7 +94,7 @@ class Wire:
 
     def run(self, start: int) -> None:
         """The load, from `start` (ns) until every request has ended."""
-        timer = Timer()
+        timer = self.timer
         while now() < start - 2 * MS:
             time.sleep(0.001)
         try:
@@ -107,7 +109,6 @@ class Wire:
             self._loop(timer)
         finally:
             self.close()
-            timer.close()
         self.loaded = now()
 
     def begin(self, start: int) -> None:
@@ -117,11 +118,12 @@ class Wire:
             self.due = [start + int(s * S) for s in self.load.due_s]
             sparse = self.load.due_s[-1] * S > 10 * EARLY * self.count if self.due else False
             self.early = EARLY if sparse else 0  # at thousands a second it would spin all the time
-        self.idle_slots = min(self.load.concurrency or 0, self.left)
+        self.idle_slots.extend([0] * min(self.load.concurrency or 0, self.left))
 
     def close(self) -> None:
         """Close every connection."""
         self.pool.close_all()
+        self.timer.close()
 
     def digest_all(self) -> None:
         """Take what has finished to pieces."""
@@ -161,15 +163,14 @@ class Wire:
         return min(self.beat, self.due[self.next] - self.early) if self.next < len(self.due) else self.beat
 
     def _beat(self, at: int) -> None:
-        if at >= self.beat:
+        while at >= self.beat:  # a beat that was missed counts with the whole delay it had
             self.loop_lag.append(at - self.beat)
-            self.beat = at + HEARTBEAT
+            self.beat += HEARTBEAT
 
     def _keep_spare(self, at: int) -> None:
         if at > self.spare_after and self.next < len(self.due):
-            soon = _soon(self.due[self.next : self.next + SPARE], at, S)
-            if self.pool.ready(at) < soon:
-                self.spare_after = at + SPARE_EVERY
+            self.spare_after = at + SPARE_EVERY
+            if self.pool.ready(at) < _soon(self.due[self.next : self.next + SPARE], at, S):
                 self._open(-1, 0)
 
     def _turn(self, timeout_ms: int, timer: Timer | None = None) -> None:
@@ -219,23 +220,26 @@ class Wire:
     def start_slots(self) -> None:
         """Streams of a closed loop that have no connection in use go on with their next request."""
         while self.idle_slots:
-            self.idle_slots -= 1
+            freed = self.idle_slots.popleft()
             if self.next < self.count:
                 i = self.next
                 self.next += 1
                 conn = self.pool.take(now())
                 if conn is None:
-                    self._open(i, 0)
+                    self._open(i, 0, freed)
                 else:
+                    conn.freed = freed
                     self._send(conn, i, 0)
 
     def _send(self, conn: Conn, i: int, due: int) -> None:
         data = self.endpoint.request(self.load.bodies[i])
         conn.state, conn.i, conn.due = BUSY, i, due
         conn.answer, conn.done_at = Incoming(), 0
-        conn.sent = conn.heard = now()
+        conn.sent = conn.heard = conn.moved = now()
         if due:
             self.send_lag.append(conn.sent - due)
+        elif conn.freed:
+            self.slot_gaps.append(conn.sent - conn.freed - conn.connect)
         try:
             sent = conn.sock.send(data)
         except OSError as e:
@@ -265,8 +269,18 @@ class Wire:
         if conn.state == BUSY:
             self._end(conn, f"connection_reset: sending failed: {error}", reuse=False)
 
-    def _open(self, i: int, due: int) -> None:
-        self._opened(*self.pool.open(i, due))
+    def _open(self, i: int, due: int, freed: int = 0) -> None:
+        try:
+            conn, problem = self.pool.open(i, due)
+        except OSError as e:  # no more file descriptors, say
+            if i >= 0:
+                at = now()
+                self.finished.append(Done(i, due, at, 0, at, f"connection_reset: no connection can be opened: {e}", [], []))
+                self.left -= 1
+                self.idle_slots.extend([at] * bool(self.load.concurrency))
+            return
+        conn.freed = freed
+        self._opened(conn, problem)
 
     def _opened(self, conn: Conn, problem: str) -> None:
         """What is to be done after a step of opening a connection: its request goes, fails, or it waits for one."""
@@ -312,14 +326,14 @@ class Wire:
         if conn.state != BUSY:  # an answer nobody asked for
             self._lost(conn, "close")
             return True
-        data = bytes(self.view[:size])
-        if b"data:" in data:
-            conn.heard, answer.begun = at, True
-        end = answer.take(data, stamp)
+        conn.heard, steps = at, answer.steps
+        end = answer.take(bytes(self.view[:size]), stamp)
+        if answer.steps > steps:
+            conn.moved = at
         if end:
             self.held *= not (conn.done_at and end == "complete")
             self._end(conn, end, reuse=end == "complete" and answer.reusable)
-        elif answer.done and self.held >= HOLDS:
+        elif answer.done and self.held >= HOLDS and self.next % PROBE:
             self._end(conn, "complete", reuse=False)
         elif answer.done and not conn.done_at:
             conn.done_at = at
@@ -349,36 +363,45 @@ class Wire:
         conn.connect, conn.out = 0, None
         if not reuse:
             self.pool.close(conn)
-            self.idle_slots += bool(self.load.concurrency)
+            self.idle_slots.extend([ended] * bool(self.load.concurrency))
             return
         conn.state, conn.heard = IDLE, at
         if not self.load.concurrency:
             self.pool.idle.append(conn)
         elif self.next < self.count:
             self.next += 1
+            conn.freed = ended
             self._send(conn, self.next - 1, 0)
-            self.slot_gaps.append(conn.sent - ended)
         else:
             self.pool.close(conn)
 
     def _stop_lingering(self, at: int) -> None:
+        held = self.held + 1  # streams of a batch end together: they are one wait
         for conn in self.lingering[:]:
             if conn.state != BUSY or not conn.done_at:
                 self.lingering.remove(conn)
             elif at - conn.done_at > LINGER:
                 self.lingering.remove(conn)
-                self.held += 1
+                self.held = held
                 self._end(conn, "complete", reuse=False)
 
     def _time_out(self, at: int) -> None:
         for conn in list(self.pool.by_fd.values()):
-            limit_s = self.load.idle_timeout_s if conn.answer.begun else self.load.first_timeout_s
-            if conn.state == BUSY and at - conn.heard > limit_s * S:
+            if conn.state == BUSY and at - conn.heard > SILENT and conn.answer.complete:
+                self._end(conn, "complete", reuse=False)
+            elif conn.state == BUSY and (limit_s := self._overdue(conn, at)):
                 unsent = self._stop_sending()
                 words = f"nothing for {limit_s:g} s after {conn.answer.size} bytes" + (f"; {unsent} more were not sent" if unsent else "")
                 self._end(conn, f"stall: {words}", reuse=False)
             elif conn.state < IDLE and at - conn.opened > CONNECT_TIMEOUT:
                 self._opened(conn, f"no connection within {CONNECT_TIMEOUT // S} s")
+
+    def _overdue(self, conn: Conn, at: int) -> float:
+        """The limit that a request has passed, or 0. The first event may be a role without a token, and prefill go on after it."""
+        limit_s = self.load.idle_timeout_s if conn.answer.steps > 1 else self.load.first_timeout_s
+        if at - conn.heard > limit_s * S:
+            return limit_s
+        return self.load.progress_timeout_s if at - conn.moved > self.load.progress_timeout_s * S else 0.0
 
     def _stop_sending(self) -> int:
         """Give up what has not been sent; how many requests that are."""

@@ -20,7 +20,7 @@ from pytest_kvcache.core.record import OK, RequestRecord, Trace
 from pytest_kvcache.core.validity import cache_problem, client_problem, hit_rate, requests_problem
 
 from .catalogue import Close, Test, includes
-from .load_records import attempts, records_of, samples_metric
+from .load_records import LISTS, attempts, records_of, samples_metric
 
 POLICIES = {"max_failure_rate", "warmup_requests", "expect_cold_prompts", "max_hit_rate", "allow_preemptions", "max_preemptions"}
 RATES = {
@@ -50,7 +50,8 @@ class Facts:
     @cached_property
     def trace(self) -> Trace:
         """Warm-up is sent and waited for before the load, so its requests are in no trace."""
-        records = self.sent[self.policy.get("warmup_requests", 0) :]
+        flagged = [r.get("warmup") for r in self.case.get("requests", ())] or [None] * len(self.sent)
+        records = tuple(r for r, warm in zip(self.sent, flagged, strict=True) if not warm)[self.policy.get("warmup_requests", 0) :]
         osl = max((r.output_tokens or 0 for r in records), default=1)
         return Trace(scenario=self.case["case"], arm="base", run=1, workload="w", isl=1, osl=osl, records=records)
 
@@ -65,7 +66,7 @@ class Facts:
         return {name: words for name, words in found.items() if words}
 
     def _failures(self) -> str | None:
-        if not self.sent:
+        if not {"requests", *LISTS} & set(self.case):
             return None
         label = tuple(replace(r, output_tokens=self.trace.osl) if r.outcome == OK else r for r in self.trace.records)
         allowed = math.floor(self.policy.get("max_failure_rate", 0.0) * len(label) + 1e-9)

@@ -130,6 +130,8 @@ def figures(case: Mapping[str, Any], seen: Outcome) -> dict[str, Any]:
         "prompt_tokens": record.input_tokens,
         "partial_events": record.events,
         "token_events": record.events,
+        "events": record.events,
+        "first_event_tokens": record.first_event_tokens,
         "got_tokens": record.output_tokens,
         "asked_tokens": record.error,
         "http_status": record.status,
@@ -184,8 +186,9 @@ def counts_in_metrics(trace: Trace) -> bool | str:
     It is measured alone, and beside another request that took a second for 11 tokens.
     """
     (record,) = trace.records
+    long = max(1.0, 2 * ((record.last_s or 0.0) - record.sent_s))
     other = RequestRecord(
-        index=1, sent_s=record.sent_s, first_s=record.sent_s + 0.5, last_s=record.sent_s + 1.0, input_tokens=1, output_tokens=11
+        index=1, sent_s=record.sent_s, first_s=record.sent_s + 0.5, last_s=record.sent_s + long, input_tokens=1, output_tokens=11
     )
     bare = replace(trace, itl={}, arrivals={})
     alone, companion, both = (measure(replace(bare, records=r)) for r in ((record,), (other,), (record, other)))

@@ -168,7 +168,7 @@ GOOD = [text("a"), text("b"), text("c", "stop"), last(3), DONE]
 @pytest.mark.parametrize(("parts", "end", "outcome", "notes"), [
     (GOOD, "close", OK, ()), (GOOD, "complete", OK, ()), (GOOD, "reset", OK, ()), (GOOD, "stall: nothing", OK, ()),
     (GOOD[:-1], "close", OK, ("missing_done",)), (GOOD[:-1], "complete", OK, ("missing_done",)), (GOOD[:-1], "stall: nothing", OK, ("missing_done",)),
-    (GOOD[:-1], "reset", "connection_reset", None), ([*GOOD[:2], last(2), DONE], "close", OK, ("missing_finish_reason",)),
+    (GOOD[:-1], "reset", OK, ("missing_done",)), ([*GOOD[:2], last(2), DONE], "close", OK, ("missing_finish_reason",)),
     (GOOD[:2], "close", "truncated_stream", None), (GOOD[:2], "complete", "truncated_stream", None), (GOOD[:2], "reset", "connection_reset", None),
     (GOOD[:2], "stall: nothing", "stall_timeout", None), ([], "close", "truncated_stream", None), ([], "stall: nothing", "stall_timeout", None),
     ([DONE], "close", "empty_output", None), ([text("", "stop"), last(0), DONE], "close", "empty_output", None),

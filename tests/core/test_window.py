@@ -141,3 +141,28 @@ def test_a_level_series_keeps_all_but_noise_and_a_step_is_cut():
     assert truncation([1.0] * 100) == 0
     assert truncation([9.0] * 20 + [1.0, 1.1] * 40) == 20
     assert truncation(list(range(100))) <= 50
+
+
+def test_a_load_of_several_processes_ends_when_the_first_has_sent_its_share():
+    """Two processes of one stream each: the second is twice as slow."""
+    fast = [record(2 * i, i * 1.0, i + 0.5, i + 1.0) for i in range(6)]
+    slow = [record(2 * i + 1, i * 2.0, i * 2 + 0.5, i * 2 + 2.0) for i in range(6)]
+    both = Trace(
+        scenario="s", arm="base", run=1, workload="w", isl=10, osl=5, records=tuple(sorted(fast + slow, key=lambda r: r.index)), concurrency=2,
+        load={"client": {"workers": 2}},
+    )  # fmt: skip
+    found = window_of(both)
+    assert found.end_s == 5.0
+    assert found.open == pytest.approx(2)
+
+
+@given(st.lists(st.integers(0, 4_400), min_size=1, max_size=60), st.floats(3.0, 4.5))
+@settings(deadline=None)
+def test_the_peak_of_a_window_of_any_length_is_not_below_its_mean(ms, length):
+    records = [
+        record(0, 0.0, 0.0, length, len(ms)),
+        *(record(i, 0.0, 0.0, length, 0) for i in range(1, 3)),
+        record(3, length, length, length, 0),
+    ]
+    found = window_of(trace(records, concurrency=1, tokens=[min(t / 1000, length) for t in ms]))
+    assert found.peak_tok_s >= found.output_tokens / found.seconds - 1e-9

@@ -252,7 +252,7 @@ def test_a_burner_that_came_and_went_is_still_named(burner: Callable[[float], in
     found = {p["pid"]: p for p in watch.seen["foreign"]}
     assert pid in found
     assert "python" in found[pid]["cmdline"]
-    assert 0.9 < found[pid]["cores"] * watch.seen["wall_s"] < 1.7
+    assert 0.1 < found[pid]["cores"] * watch.seen["wall_s"] < 1.7, "looks are farther apart where they cost more"
 
 
 def test_work_of_this_process_and_of_children_it_waited_for_is_ours() -> None:

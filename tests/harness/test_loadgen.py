@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_kvcache.core.load import Load, Target, plan_workers
+from pytest_kvcache.core.load import MAX_PLANNED_CORES, Load, Target, plan_workers
 from pytest_kvcache.core.record import OK
 from pytest_kvcache.core.spec import UserError
 from pytest_kvcache.harness.loadgen import Workers, run
@@ -211,11 +211,25 @@ def test_a_server_that_holds_its_answers_open_is_soon_not_waited_for():
 def test_comments_do_not_keep_a_stalled_stream_alive_and_nothing_more_is_sent():
     ping = framed(b": ping\n\n")
     with raw_server([CHUNKED + framed(TOKEN), *[0.1, ping] * 30]) as url:
-        seen = run(target(url), load(9, tokens=2, concurrency=1, idle=1.0))
+        seen = run(target(url), load(9, tokens=2, concurrency=1, progress_timeout_s=1.0))
     (record,) = seen.records
     assert record.outcome == "stall_timeout"
     assert "; 8 more were not sent" in record.error
     assert 1.0 <= record.end_s - record.sent_s < 2.5
+
+
+def test_comments_keep_a_slow_stream_alive():
+    ping = framed(b": ping\n\n")
+    with raw_server([CHUNKED + framed(TOKEN, TOKEN), *[0.3, ping] * 5, framed(LAST, DONE) + b"0\r\n\r\n"]) as url:
+        (record,) = run(target(url), load(1, tokens=2, concurrency=1, idle=1.0)).records
+    assert record.outcome == OK
+
+
+def test_an_answer_that_has_said_everything_is_complete_though_nothing_ends_it():
+    with raw_server([CHUNKED + framed(TOKEN, LAST), 1.5]) as url:
+        (record,) = run(target(url), load(1, tokens=2, concurrency=1, idle=30.0)).records
+    assert (record.outcome, "missing_done" in record.notes) == (OK, True)
+    assert record.end_s - record.sent_s < 0.3, "its last byte was its end"
 
 
 def test_a_long_prefill_is_no_stall():
@@ -399,8 +413,8 @@ def test_workers_are_planned_by_the_rate(tokens_s, requests_s, cores):
     workers, each = plan_workers(tokens_s, requests_s, {"event_us": 10.0, "request_us": 50.0}, cores)
     assert 1 <= workers <= max(1, cores // 2)
     assert each * workers == pytest.approx((tokens_s * 10 + requests_s * 50) / 1e6)
-    assert workers == 1 or each * workers / (workers - 1) > 0.5 - 1e-9, "no more processes than are needed"
-    assert each <= 0.5 + 1e-9 or workers == max(1, cores // 2)
+    assert workers == 1 or each * workers / (workers - 1) > MAX_PLANNED_CORES - 1e-9, "no more processes than are needed"
+    assert each <= MAX_PLANNED_CORES + 1e-9 or workers == max(1, cores // 2)
 
 
 @pytest.mark.parametrize(("n", "parts"), [(10, 1), (10, 3), (3, 5)])

@@ -37,7 +37,6 @@ def sent_and_first(digest):
 
 
 def test_a_loop_that_is_held_up_shows_it():
-    real = Digest.add
     with MockServer(mode="schedule", ttft=10, tpot=4) as server:
         calm, _ = drive(server.url)
         pool = wires.Connections
@@ -47,7 +46,6 @@ def test_a_loop_that_is_held_up_shows_it():
             slow, _ = drive(server.url)
         finally:
             wires.Connections = pool
-    assert real is Digest.add
     assert sorted(slow.loop_lag)[len(slow.loop_lag) // 2] > 15e6
     assert sorted(calm.loop_lag)[len(calm.loop_lag) // 2] < 15e6
 
@@ -79,7 +77,7 @@ def test_a_clock_that_is_set_is_noticed_and_gives_no_time_before_the_send(monkey
         wire, digest = drive(server.url)
     assert wire.clock_steps >= 1
     for sent, first in sent_and_first(digest):
-        assert 0.0 <= first - sent < 1.0
+        assert 0.02 < first - sent < 0.2, "the truth is 0.03"
 
 
 def test_the_two_clocks_are_compared_exactly():
