@@ -134,7 +134,8 @@ def raw_server(*answers, wrap=lambda s: s):
                 time.sleep(part)
 
     def serve():
-        listener.accept()[0].close()  # the look for an address that answers
+        with contextlib.suppress(OSError):
+            listener.accept()[0].close()  # the look for an address that answers
         for answer in answers:
             with contextlib.suppress(OSError), wrap(listener.accept()[0]) as peer:
                 if peer.family == socket.AF_INET:
