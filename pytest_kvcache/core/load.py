@@ -83,11 +83,11 @@ class Seen:
     """What a load met. Record times are seconds after `zero_ns` of CLOCK_MONOTONIC; `itl` and `arrivals` as in `Trace`.
 
     `client` says what the load generator itself did (see `core.validity.client_problem` for what is too much): `workers`
-    and their `priority` (nice value), `cpu_s` in all and `decode_s` of it after the window, `cores` of the busiest worker in
-    the window, `stamps` (`kernel` or `read`), `read_lag_ms` from a byte's arrival to its reading, `send_lag_ms` from the
-    schedule to the send, `slot_gap_ms` from an answer's end to the next send on its stream, `loop_lag_ms` of a heartbeat inside
-    the load's own loop; each with `p50`, `p99`, `max`. `slot_idle_s` is the sum of the slot gaps, `clock_steps` how often the
-    clock that the kernel stamps by was set.
+    and their `priority` (`realtime`, or `nice N` where that is not allowed), `cpu_s` in all and `decode_s` of it after the
+    window, `cores` of the busiest worker in the window, `stamps` (`kernel` or `read`), `read_lag_ms` from a byte's arrival to
+    its reading, `send_lag_ms` from the schedule to the send, `slot_gap_ms` from an answer's end to the next send on its
+    stream, `loop_lag_ms` of a heartbeat inside the load's own loop; each with `p50`, `p99`, `max`. `slot_idle_s` is the sum of
+    the slot gaps, `clock_steps` how often the clock that the kernel stamps by was set.
     """
 
     zero_ns: int

@@ -88,7 +88,7 @@ def test_the_two_clocks_are_compared_exactly():
 
 def test_the_figures_of_several_workers_are_those_of_all():
     part = {
-        "stamps": "kernel", "priority": 0, "load_cpu_s": 1.0, "decode_s": 0.5, "load_s": 4.0, "read_lag": [90, 9, 1], "send_lag": [1_000_000],
+        "stamps": "kernel", "priority": "nice 0", "load_cpu_s": 1.0, "decode_s": 0.5, "load_s": 4.0, "read_lag": [90, 9, 1], "send_lag": [1_000_000],
         "slot_gaps": [2_000_000, 4_000_000], "loop_lag": [5_000_000], "clock_steps": 1,
     }  # fmt: skip
     found = client_figures([part, {**part, "load_cpu_s": 2.0}], 0.1)
