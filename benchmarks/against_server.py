@@ -12,19 +12,20 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import re
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 from pytest_kvcache.core.load import Load, Target
 from pytest_kvcache.core.metrics import measure
 from pytest_kvcache.core.record import OK, Trace
+from pytest_kvcache.core.spec import OpenLoop
 from pytest_kvcache.core.window import window_of
+from pytest_kvcache.core.workload import schedule
+from pytest_kvcache.harness import counters
 from pytest_kvcache.harness.loadgen import run
 
 SERIES = {
@@ -32,20 +33,6 @@ SERIES = {
     "ttft_s": "vllm:time_to_first_token_seconds_sum", "ttft_n": "vllm:time_to_first_token_seconds_count",
     "e2e_s": "vllm:e2e_request_latency_seconds_sum", "e2e_n": "vllm:e2e_request_latency_seconds_count",
 }  # fmt: skip
-
-
-def counters(url: str) -> dict[str, float]:
-    with urllib.request.urlopen(url + "/metrics", timeout=10) as page:
-        text = page.read().decode()
-    return {k: sum(float(v) for v in re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", text, re.M)) for k, name in SERIES.items()}
-
-
-def poisson(n: int, rate: float, seed: int) -> tuple[float, ...]:
-    rng, at, due = random.Random(seed), 0.0, []
-    for _ in range(n):
-        at += rng.expovariate(rate)
-        due.append(at)
-    return tuple(due)
 
 
 def ours(a: argparse.Namespace, n: int, streams: int | None, rate: float | None, seed: int) -> dict[str, Any]:
@@ -56,7 +43,12 @@ def ours(a: argparse.Namespace, n: int, streams: int | None, rate: float | None,
             "temperature": 0, "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }).encode() for _ in range(n)
     )  # fmt: skip
-    load = Load(bodies=bodies, osl=(a.osl,) * n, concurrency=streams, due_s=poisson(n, rate, seed) if rate else None)
+    load = Load(
+        bodies=bodies,
+        osl=(a.osl,) * n,
+        concurrency=streams,
+        due_s=schedule(OpenLoop(isl=a.isl, osl=a.osl, rate=rate, requests=n, seed=seed)) if rate else None,
+    )
     began = time.perf_counter()
     seen = run(Target(base_url=a.url, endpoint="/v1/completions"), load)
     took = time.perf_counter() - began
@@ -102,10 +94,10 @@ def peer(a: argparse.Namespace, n: int, streams: int | None, rate: float | None,
 
 
 def witnessed(a: argparse.Namespace, client: Any, *load: Any) -> dict[str, Any]:
-    before = counters(a.url)
+    before = counters.read(a.url + "/metrics", SERIES)
     found = client(a, *load)
     time.sleep(0.5)  # the server counts a request when it is through with it
-    grown = {k: v - before[k] for k, v in counters(a.url).items()}
+    grown = {k: v - before[k] for k, v in counters.read(a.url + "/metrics", SERIES).items()}
     found["server"] = {
         "output_tokens": grown["output_tokens"], "input_tokens": grown["input_tokens"],
         "mean_ttft_ms": 1e3 * grown["ttft_s"] / max(1, grown["ttft_n"]), "mean_e2e_ms": 1e3 * grown["e2e_s"] / max(1, grown["e2e_n"]),

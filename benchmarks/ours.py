@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import resource
 import time
 from pathlib import Path
@@ -20,14 +19,6 @@ def body(scenario: Scenario) -> bytes:
     return json.dumps({"model": "mock", "stream": True, "max_tokens": scenario.tokens, "stream_options": options, **asked}).encode()
 
 
-def poisson(n: int, rate: float, seed: int) -> tuple[float, ...]:
-    rng, at, due = random.Random(seed), 0.0, []
-    for _ in range(n):
-        due.append(at)
-        at += rng.expovariate(rate)
-    return tuple(due)
-
-
 def _cpu_s() -> float:
     both = (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
     return sum(r.ru_utime + r.ru_stime for r in both)
@@ -35,6 +26,8 @@ def _cpu_s() -> float:
 
 def drive(scenario: Scenario, url: str, seed: int, folder: Path, *, workers: int = 1) -> Report:
     from pytest_kvcache.core.load import Load, Target
+    from pytest_kvcache.core.spec import OpenLoop
+    from pytest_kvcache.core.workload import schedule
     from pytest_kvcache.harness.loadgen import run
 
     n = scenario.requests * scenario.factor
@@ -42,7 +35,7 @@ def drive(scenario: Scenario, url: str, seed: int, folder: Path, *, workers: int
         bodies=(body(scenario),) * n,
         osl=(scenario.tokens,) * n,
         concurrency=scenario.concurrency,
-        due_s=poisson(n, scenario.rate, seed) if scenario.rate else None,
+        due_s=schedule(OpenLoop(isl=1, osl=scenario.tokens, rate=scenario.rate, requests=n, seed=seed)) if scenario.rate else None,
     )
     cpu, called = _cpu_s(), time.perf_counter_ns()
     seen = run(Target(base_url=url, endpoint=scenario.endpoint), load, workers=workers)

@@ -154,7 +154,7 @@ def measure(trace: Trace) -> dict[str, float]:
     return {k: v for k, v in found.items() if v is not None and math.isfinite(v) and v > 0}
 
 
-def quantile(values: Sequence[float], counts: Sequence[int] | None, q: float, failed: int) -> float | None:
+def quantile(values: Sequence[float], counts: Sequence[int] | None, q: float, failed: int = 0) -> float | None:
     """The quantile of ascending values, each counted once or `counts` times, with `failed` more at infinity."""
     n = (len(values) if counts is None else sum(counts)) + failed
     if not values:

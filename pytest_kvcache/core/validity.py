@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from .metrics import METRICS, quantile
+from .metrics import METRICS, percentile
 from .record import OK, Trace
 
 
@@ -64,9 +64,9 @@ def client_problem(trace: Trace) -> str | None:
     client, problems = trace.load.get("client", {}), []
     if _exceeds(client.get("cores"), MAX_CLIENT_CORES):
         problems.append(f"its busiest process used {client['cores']:.2f} of one core (allowed {MAX_CLIENT_CORES:g})")
-    behind = sorted((r.sent_s - r.scheduled_s - r.connect_s) * 1e3 for r in trace.records if r.scheduled_s is not None)
+    behind = [(r.sent_s - r.scheduled_s - r.connect_s) * 1e3 for r in trace.records if r.scheduled_s is not None]
     allowed = max(MAX_SEND_LAG_MS, MAX_SEND_LAG * (_median_ttft_ms(trace) or 0.0))
-    if behind and _exceeds(lag := quantile(behind, None, 0.99, 0), allowed):
+    if behind and _exceeds(lag := percentile(behind, 0.99), allowed):
         problems.append(f"it sent {lag:.1f} ms behind its own schedule (99th percentile, allowed {allowed:.3g})")
     hidden = MAX_LOOP_LAG * (_median_tpot_ms(trace) or 0.0) if client.get("stamps") == "kernel" else 0.0
     allowed = max(MAX_LOOP_LAG_MS, hidden)
@@ -90,11 +90,11 @@ def _idle_streams(trace: Trace, client: Mapping[str, Any]) -> list[str]:
 
 def _median_tpot_ms(trace: Trace) -> float | None:
     tpot = METRICS["tpot_ms"].sample
-    return quantile(sorted(v for r in trace.records if tpot and (v := tpot(r)) is not None), None, 0.5, 0)
+    return percentile([v for r in trace.records if tpot and (v := tpot(r)) is not None], 0.5)
 
 
 def _median_ttft_ms(trace: Trace) -> float | None:
-    return quantile(sorted((r.first_s - r.sent_s) * 1e3 for r in trace.records if r.first_s is not None), None, 0.5, 0)
+    return percentile([(r.first_s - r.sent_s) * 1e3 for r in trace.records if r.first_s is not None], 0.5)
 
 
 MAX_HIT_RATE = 0.01

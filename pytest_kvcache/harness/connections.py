@@ -158,10 +158,13 @@ def would_block(e: OSError) -> bool:
     return isinstance(e, BlockingIOError) or type(e).__name__ in ("SSLWantReadError", "SSLWantWriteError")
 
 
+def headers_of(target: Target) -> dict[str, str]:
+    """What every request to a target says of itself, but for its host and length."""
+    return {"Content-Type": "application/json", "Accept": "text/event-stream", "Accept-Encoding": "identity", **target.headers}
+
+
 def _request_head(target: Target, netloc: str, path: str) -> bytes:
-    headers = {
-        "Host": netloc, "Content-Type": "application/json", "Accept": "text/event-stream", "Accept-Encoding": "identity", **target.headers
-    }  # fmt: skip
+    headers = {"Host": netloc} | headers_of(target)
     lines = [f"POST {path.rstrip('/')}{target.endpoint} HTTP/1.1", *(f"{k}: {v}" for k, v in headers.items()), "Content-Length: "]
     return "\r\n".join(lines).encode("latin-1")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -85,13 +84,3 @@ def _four_digits(us: int) -> int:
 def _columns(name: str, counts: Counter[int]) -> dict[str, list[Any]]:
     keys = sorted(counts)
     return {name: keys, "n": [counts[k] for k in keys]}
-
-
-def quantiles(values: Sequence[float], scale: float = 1.0) -> dict[str, float]:
-    """`p50`, `p99` and `max` of some values (inverted CDF), times `scale`; empty for none."""
-    if not values:
-        return {}
-    ordered = sorted(values)
-    return {
-        name: ordered[max(0, math.ceil(q * len(ordered) - 1e-9) - 1)] * scale for name, q in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))
-    }

@@ -17,9 +17,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from ..core.load import Load, Seen, Target
+from ..core.metrics import quantile
 from ..core.record import RequestRecord
 from ..core.spec import UserError
-from .digest import quantiles
 from .loadworker import Result, receive, send
 from .wire import LAG_STEP
 
@@ -177,21 +177,18 @@ def client_figures(parts: list[dict[str, Any]], start_s: float) -> dict[str, Any
         "cpu_s": round(sum(p["load_cpu_s"] + p["decode_s"] for p in parts), 4),
         "decode_s": round(sum(p["decode_s"] for p in parts), 4),
         "cores": round(max(p["load_cpu_s"] / max(p["load_s"], 1e-9) for p in parts), 3),
-        "read_lag_ms": _lag([sum(n) for n in zip(*(p["read_lag"] for p in parts), strict=True)]),
+        "slot_idle_s": round(sum(sum(p["slot_gaps"]) for p in parts) / 1e9, 6),
+        "clock_steps": sum(p["clock_steps"] for p in parts),
     }
-    found["slot_idle_s"] = round(sum(sum(p["slot_gaps"]) for p in parts) / 1e9, 6)
-    found["clock_steps"] = sum(p["clock_steps"] for p in parts)
+    lags = [sum(n) for n in zip(*(p["read_lag"] for p in parts), strict=True)]  # of each step, known by its upper edge
+    steps = [(step, n) for step, n in enumerate(lags, 1) if n]
+    found["read_lag_ms"] = _quantiles([step << LAG_STEP for step, _ in steps], [n for _, n in steps])
     for name, key in (("send_lag_ms", "send_lag"), ("slot_gap_ms", "slot_gaps"), ("loop_lag_ms", "loop_lag")):
-        found[name] = {q: round(v, 4) for q, v in quantiles([v for p in parts for v in p[key]], 1e-6).items()}
+        found[name] = _quantiles(sorted(v for p in parts for v in p[key]))
     return found
 
 
-def _lag(counts: list[int]) -> dict[str, float]:
-    """Quantiles of a histogram of LAG_STEP steps (the upper edge of the step)."""
-    total, seen, found = sum(counts), 0, {}
-    wanted = {"p50": 0.5 * total, "p99": 0.99 * total, "max": total}
-    for step, n in enumerate(counts):
-        seen += n
-        for name in [k for k, rank in wanted.items() if n and seen >= rank and k not in found]:
-            found[name] = round((step + 1) * 2**LAG_STEP / 1e6, 4)
-    return found
+def _quantiles(values: Sequence[float], counts: Sequence[int] | None = None) -> dict[str, float]:
+    """`p50`, `p99` and `max` of ascending values in ns (each `counts` times), in ms; empty for none."""
+    found = {name: quantile(values, counts, q) for name, q in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))}
+    return {name: round(v / 1e6, 4) for name, v in found.items() if v is not None}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.load import Load, Target
 from ..core.sse import DONE_SPAN, ends_with_done
-from .connections import CONNECT_TIMEOUT, S, now, tls_context
+from .connections import CONNECT_TIMEOUT, S, headers_of, now, tls_context
 from .wire import HEARTBEAT, LAG_STEPS, Done
 
 if TYPE_CHECKING:
@@ -106,10 +106,14 @@ class Proxied:
         reads: list[bytes] = []
         stamps: list[int] = []
         url = self.target.base_url.rstrip("/") + self.target.endpoint
-        headers = {"Content-Type": "application/json", "Accept": "text/event-stream", "Accept-Encoding": "identity", **self.target.headers}
         try:
             async with session.post(
-                url, data=self.load.bodies[i], headers=headers, proxy=self.target.proxy, trace_request_ctx=stamp, allow_redirects=False
+                url,
+                data=self.load.bodies[i],
+                headers=headers_of(self.target),
+                proxy=self.target.proxy,
+                trace_request_ctx=stamp,
+                allow_redirects=False,
             ) as answer:
                 reads.append(_head(answer))
                 stamps.append(now())
