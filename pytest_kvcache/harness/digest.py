@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from ..core.answer import Answer, Asked, read_exchange
 from ..core.load import Load
 from ..core.record import OK, REQUEST_COLUMNS
-from .wire import Done
+from .incoming import Done
 
 FINE_US = 100_000  # gaps below are counted to the microsecond, above to four digits: what is stored stays small
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import accumulate
 
 from ..core.http1 import BadHttp, ChunkScanner, Head, split_head
 from ..core.sse import DONE_SPAN, ends_with_done
@@ -42,7 +43,7 @@ class Incoming:
         return b'"completion_tokens"' in tail and _FINISH.search(tail) is not None
 
     def take(self, data: bytes, stamp: int) -> str | None:
-        """Keep a read; how the answer ended (see `wire.Done`) if this read ended it."""
+        """Keep a read; how the answer ended (see `Done`) if this read ended it."""
         if self.stamps and stamp < self.stamps[-1]:
             stamp = self.stamps[-1]
         self.steps += data.count(STEP)
@@ -107,3 +108,20 @@ class Incoming:
         if self.size > (MAX_ANSWER if head.status == 200 else MAX_REFUSAL):
             return f"stream_error: the answer did not end within {self.size >> 20} MiB"
         return None
+
+
+class Done:
+    """One request that has ended, undecoded. Times in ns of CLOCK_MONOTONIC; `due` 0 in a closed loop.
+
+    `end` is `complete`, `close`, `reset`, `stall: words` or `class: words`.
+    """
+
+    __slots__ = ("connect", "due", "end", "ended", "i", "reads", "sent", "stamps")
+
+    def __init__(self, i: int, due: int, sent: int, connect: int, ended: int, end: str, reads: list[bytes], stamps: list[int]) -> None:
+        self.i, self.due, self.sent, self.connect, self.ended, self.end = i, due, sent, connect, ended, end
+        self.reads, self.stamps = reads, stamps
+
+    def raw(self) -> tuple[bytes, list[int]]:
+        """The bytes of the answer and the offset after each read."""
+        return b"".join(self.reads), list(accumulate(map(len, self.reads)))

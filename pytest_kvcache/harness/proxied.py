@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from ..core.load import Load, Target
 from ..core.sse import DONE_SPAN, ends_with_done
 from .connections import CONNECT_TIMEOUT, S, headers_of, now, tls_context
-from .wire import HEARTBEAT, LAG_STEPS, Done
+from .incoming import Done
+from .wire import HEARTBEAT, LAG_STEPS
 
 if TYPE_CHECKING:
     import aiohttp

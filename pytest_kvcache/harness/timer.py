@@ -1,9 +1,10 @@
-"""A file descriptor that becomes readable at an absolute time of CLOCK_MONOTONIC (Linux timerfd)."""
+"""Exact times of CLOCK_MONOTONIC: a file descriptor that becomes readable at one (Linux timerfd), and the wall clock in its terms."""
 
 from __future__ import annotations
 
 import os
 import struct
+import time
 from contextlib import suppress
 
 
@@ -32,3 +33,46 @@ class Timer:
 
     def close(self) -> None:
         os.close(self.fd)
+
+
+class WallClock:
+    """Times of the wall clock, by which the kernel stamps, as times of CLOCK_MONOTONIC; it is slewed and may be set. All in ns.
+
+    `steps` counts how often it was set: its offset had jumped by more than STEP between two looks.
+    """
+
+    EVERY, STEP = 20_000_000, 1_000_000
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._offset, self._looked = offset(), time.perf_counter_ns()
+
+    def monotonic(self, wall: int) -> int:
+        return wall - self._offset
+
+    def keep(self, at: int) -> None:
+        """Look again if the last look is EVERY or more ago."""
+        if at - self._looked > self.EVERY:
+            self.look(at)
+
+    def look(self, at: int) -> None:
+        found = offset()
+        self.steps += abs(found - self._offset) > self.STEP
+        self._offset, self._looked = found, at
+
+
+EXACT = 20_000
+
+
+def offset() -> int:
+    """Wall clock minus CLOCK_MONOTONIC in ns, to EXACT: taken anew when this process was held up between the two."""
+    best, width = 0, 0
+    for _ in range(5):
+        before = time.perf_counter_ns()
+        wall = time.time_ns()
+        after = time.perf_counter_ns()
+        if not width or after - before < width:
+            best, width = wall - (before + after) // 2, after - before
+        if width < EXACT:
+            break
+    return best

@@ -16,12 +16,11 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 
 from ..core.load import Load, Target
 from .connections import BUSY, CONNECT_TIMEOUT, IDLE, Conn, Connections, Endpoint, now, would_block
-from .incoming import Incoming
-from .timer import Timer
+from .incoming import Done, Incoming
+from .timer import Timer, WallClock
 
 MS, S = 10**6, 10**9
 READ_SIZE = 262144
@@ -31,28 +30,9 @@ SILENT = 300 * MS  # a complete answer without an end mark is at its end when no
 EARLY = 100_000  # ns before a send is due that the loop wakes and then spins: waking alone takes 50 to 100 us
 SPARE, AHEAD, SPARE_EVERY = 8, 300 * MS, 20 * MS  # connections that an open loop keeps ready for what is due within AHEAD
 HEARTBEAT = 20 * MS
-STEP = MS  # an offset between the two clocks that jumps by more is a clock that was set
 KEPT = 256 * 2**20  # bytes of finished answers kept undecoded; beyond, they are decoded while the load runs
-CLOCK_EVERY, CLOCK_EXACT = 20 * MS, 20_000  # the kernel stamps by the wall clock, which is slewed and may be set
 LAG_STEP, LAG_STEPS = 14, 8192  # the histogram of read lags has steps of 2^14 ns
 _stamp = struct.Struct("qq").unpack_from
-
-
-class Done:
-    """One request that has ended, undecoded. Times in ns of CLOCK_MONOTONIC; `due` 0 in a closed loop.
-
-    `end` is `complete`, `close`, `reset`, `stall: words` or `class: words`.
-    """
-
-    __slots__ = ("connect", "due", "end", "ended", "i", "reads", "sent", "stamps")
-
-    def __init__(self, i: int, due: int, sent: int, connect: int, ended: int, end: str, reads: list[bytes], stamps: list[int]) -> None:
-        self.i, self.due, self.sent, self.connect, self.ended, self.end = i, due, sent, connect, ended, end
-        self.reads, self.stamps = reads, stamps
-
-    def raw(self) -> tuple[bytes, list[int]]:
-        """The bytes of the answer and the offset after each read."""
-        return b"".join(self.reads), list(accumulate(map(len, self.reads)))
 
 
 class Wire:
@@ -72,13 +52,17 @@ class Wire:
         self.kept = self.left = self.next = self.loaded = 0
         self.memory = bytearray(READ_SIZE)
         self.view, self.buffers = memoryview(self.memory), (self.memory,)
-        self.offset, self.offset_at = _offset(), now()
-        self.clock_steps = self.reads = self.spare_after = self.beat = self.held = self.early = 0
+        self.clock = WallClock()
+        self.reads = self.spare_after = self.beat = self.held = self.early = 0
         self.read_lag, self.slot_gaps, self.send_lag, self.loop_lag = [0] * LAG_STEPS, array("q"), array("q"), array("q")
 
     @property
     def kernel(self) -> bool:
         return self.endpoint.kernel_stamps
+
+    @property
+    def clock_steps(self) -> int:
+        return self.clock.steps
 
     # --- the load ---
 
@@ -177,8 +161,7 @@ class Wire:
         """Wait for events and handle each; sends that fall due meanwhile go first."""
         found = self.pool.epoll.poll(timeout_ms / 1000)
         woken = now()
-        if woken - self.offset_at > CLOCK_EVERY:
-            self._look_at_clock(woken)
+        self.clock.keep(woken)
         for fd, mask in found:
             conn = self.pool.by_fd.get(fd)
             if conn is None:
@@ -198,38 +181,32 @@ class Wire:
             if self.due and self.next < len(self.due) and self.due[self.next] <= (at := now()):
                 self._send_due(at)
 
-    def _look_at_clock(self, at: int) -> None:
-        offset = _offset()
-        self.clock_steps += abs(offset - self.offset) > STEP
-        self.offset, self.offset_at = offset, at
-
     # --- sending ---
 
     def _send_due(self, at: int) -> None:
         while self.next < len(self.due) and self.due[self.next] - self.early <= at:
-            i = self.next
-            while at < self.due[i]:
+            while at < self.due[self.next]:
                 at = now()
-            self.next += 1
-            conn = self.pool.take(at)
-            if conn is None:
-                self._open(i, self.due[i])
-            else:
-                self._send(conn, i, self.due[i])
+            self._send_next()
 
     def start_slots(self) -> None:
         """Streams of a closed loop that have no connection in use go on with their next request."""
         while self.idle_slots:
             freed = self.idle_slots.popleft()
             if self.next < self.count:
-                i = self.next
-                self.next += 1
-                conn = self.pool.take(now())
-                if conn is None:
-                    self._open(i, 0, freed)
-                else:
-                    conn.freed = freed
-                    self._send(conn, i, 0)
+                self._send_next(freed)
+
+    def _send_next(self, freed: int = 0, conn: Conn | None = None) -> None:
+        """The next request goes: on `conn`, on a free connection, or on a new one; for a stream that was `freed` at that time."""
+        i = self.next
+        self.next += 1
+        due = self.due[i] if self.due else 0
+        conn = conn or self.pool.take(now())
+        if conn is None:
+            self._open(i, due, freed)
+            return
+        conn.freed = freed
+        self._send(conn, i, due)
 
     def _send(self, conn: Conn, i: int, due: int) -> None:
         data = self.endpoint.request(self.load.bodies[i])
@@ -275,9 +252,8 @@ class Wire:
         except OSError as e:  # no more file descriptors, say
             if i >= 0:
                 at = now()
-                self.finished.append(Done(i, due, at, 0, at, f"connection_reset: no connection can be opened: {e}", [], []))
-                self.left -= 1
-                self.idle_slots.extend([at] * bool(self.load.concurrency))
+                self._over(Done(i, due, at, 0, at, f"connection_reset: no connection can be opened: {e}", [], []))
+                self._free_stream(at)
             return
         conn.freed = freed
         self._opened(conn, problem)
@@ -316,9 +292,9 @@ class Wire:
         answer = conn.answer
         if extra:
             seconds, ns = _stamp(extra[0][2])
-            stamp = seconds * S + ns - self.offset
+            stamp = self.clock.monotonic(seconds * S + ns)
             if not conn.sent <= stamp <= at:  # the clock was set, or its offset is off by that much
-                self._look_at_clock(at)
+                self.clock.look(at)
                 stamp = at
             woken = stamp
         self.reads += 1
@@ -356,24 +332,30 @@ class Wire:
         answer = conn.answer
         at = now()
         ended = answer.stamps[-1] if answer.stamps and end == "complete" else at
-        self.finished.append(Done(conn.i, conn.due, conn.sent, conn.connect, ended, end, answer.reads, answer.stamps))
+        self._over(Done(conn.i, conn.due, conn.sent, conn.connect, ended, end, answer.reads, answer.stamps))
         self.kept += answer.size
-        self.left -= 1
         reuse = reuse and conn.out is None  # a refusal may come before the whole request is sent
         conn.connect, conn.out = 0, None
         if not reuse:
             self.pool.close(conn)
-            self.idle_slots.extend([ended] * bool(self.load.concurrency))
+            self._free_stream(ended)
             return
         conn.state, conn.heard = IDLE, at
         if not self.load.concurrency:
             self.pool.idle.append(conn)
         elif self.next < self.count:
-            self.next += 1
-            conn.freed = ended
-            self._send(conn, self.next - 1, 0)
+            self._send_next(ended, conn)
         else:
             self.pool.close(conn)
+
+    def _over(self, done: Done) -> None:
+        self.finished.append(done)
+        self.left -= 1
+
+    def _free_stream(self, at: int) -> None:
+        """A stream of a closed loop has no connection any more, and nothing to wait for since `at`."""
+        if self.load.concurrency:
+            self.idle_slots.append(at)
 
     def _stop_lingering(self, at: int) -> None:
         held = self.held + 1  # streams of a batch end together: they are one wait
@@ -413,17 +395,3 @@ class Wire:
 def _soon(due: Sequence[float], at: float, second: float = 1.0) -> int:
     """How many of the next requests are due so soon that their connections should be open."""
     return min(SPARE, bisect_right(due, at + AHEAD / S * second))
-
-
-def _offset() -> int:
-    """Wall clock minus CLOCK_MONOTONIC in ns, to CLOCK_EXACT: taken anew when this process was held up between the two."""
-    best, width = 0, 0
-    for _ in range(5):
-        before = now()
-        wall = time.time_ns()
-        after = now()
-        if not width or after - before < width:
-            best, width = wall - (before + after) // 2, after - before
-        if width < CLOCK_EXACT:
-            break
-    return best

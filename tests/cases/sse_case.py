@@ -14,7 +14,7 @@ from pytest_kvcache.core.metrics import METRICS, good, measure, percentile
 from pytest_kvcache.core.record import OK, RequestRecord, Trace
 from pytest_kvcache.core.sse import ends_with_done
 from pytest_kvcache.harness.digest import Digest
-from pytest_kvcache.harness.wire import Done
+from pytest_kvcache.harness.incoming import Done
 
 from .catalogue import Test, body, contains, includes
 

@@ -8,6 +8,7 @@ import pytest
 
 from pytest_kvcache.core.load import Load, Target
 from pytest_kvcache.core.record import OK
+from pytest_kvcache.harness import timer
 from pytest_kvcache.harness import wire as wires
 from pytest_kvcache.harness.digest import Digest
 from pytest_kvcache.harness.loadgen import client_figures
@@ -66,13 +67,13 @@ class _Slow:
 
 @pytest.mark.parametrize("step_ns", [-3_000_000_000, -30_000_000, 30_000_000, 3_000_000_000])
 def test_a_clock_that_is_set_is_noticed_and_gives_no_time_before_the_send(monkeypatch, step_ns):
-    real, calls = wires._offset, []
+    real, calls = timer.offset, []
 
     def stepped():
         calls.append(1)
         return real() + (step_ns if len(calls) < 3 else 0)
 
-    monkeypatch.setattr(wires, "_offset", stepped)
+    monkeypatch.setattr(timer, "offset", stepped)
     with MockServer(mode="schedule", ttft=30, tpot=2) as server:
         wire, digest = drive(server.url)
     assert wire.clock_steps >= 1
@@ -81,7 +82,7 @@ def test_a_clock_that_is_set_is_noticed_and_gives_no_time_before_the_send(monkey
 
 
 def test_the_two_clocks_are_compared_exactly():
-    offsets = [wires._offset() for _ in range(50)]
+    offsets = [timer.offset() for _ in range(50)]
     assert max(offsets) - min(offsets) < 5_000_000
     assert abs(offsets[0] - (time.time_ns() - time.perf_counter_ns())) < 50_000_000
 
