@@ -130,11 +130,14 @@ def token_gaps(trace: Trace) -> tuple[Sequence[float], Sequence[int]] | None:
     return [v / 1e3 for v in us], n
 
 
-def measure(trace: Trace) -> dict[str, float]:
-    """Every metric of the table for one scenario in one run; what cannot be computed, is infinite or is not above zero is absent."""
+def measure(trace: Trace, window: Window | None = None) -> dict[str, float]:
+    """Every metric of the table for one scenario in one run; what cannot be computed, is infinite or is not above zero is absent.
+
+    `window` is `core.window.window_of(trace)`, where the caller has it already.
+    """
     from .window import window_of
 
-    answers, window = good(trace), window_of(trace)
+    answers, window = good(trace), window or window_of(trace)
     failed = len(trace.records) - len(answers)
     found: dict[str, float | None] = {}
     for metric in METRICS.values():

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,7 +50,7 @@ BASE = (Arm(),)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scenario:
+class Scenario(ABC):
     """What every kind of load declares. Every request has exactly `isl` input and `osl` output tokens.
 
     `requests` is the number measured in a run. `profile` is the smallest profile that includes the scenario, `device` the
@@ -80,13 +81,13 @@ class Scenario:
             raise SpecError(f"{kind}: arms need distinct names, got {names}")
 
     @property
+    @abstractmethod
     def n_requests(self) -> int:
         """Requests measured in a run."""
-        raise NotImplementedError
 
+    @abstractmethod
     def load_parts(self) -> list[str]:
         """What the id says of the load between the lengths and the number of requests."""
-        raise NotImplementedError
 
     def __str__(self) -> str:
         """The scenario's id: its fields that are not at their default, in a fixed order."""

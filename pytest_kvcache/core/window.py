@@ -52,9 +52,8 @@ class Window:
         return self.end_s - self.start_s
 
 
-def facts(trace: Trace) -> dict[str, Any]:
+def facts(trace: Trace, window: Window | None) -> dict[str, Any]:
     """What stands beside the figures of a trace: its window, and how many answers were odd in which way (see `core.answer`)."""
-    window = window_of(trace)
     odd = Counter(note for r in trace.records for note in r.notes)
     few = [q for q in QUANTILES if too_few(q, sum(r.outcome == OK for r in trace.records))]
     shown = {} if window is None else {

@@ -248,14 +248,15 @@ class BlockMeter:
         return problem
 
     def _keep(self, arm: Arm, run: int, trace: Trace, problem: tuple[str, bool] | None) -> None:
-        from ..core.window import facts  # numpy: only once something has been measured
+        from ..core.window import facts, window_of  # numpy: only once something has been measured
 
-        metrics, failed = measure(trace), sum(r.outcome != OK for r in trace.records)
+        window = window_of(trace)
+        metrics, failed = measure(trace, window), sum(r.outcome != OK for r in trace.records)
         self.progress.traces.append(self.keep(trace))
         self.progress.measurements.append({
             "scenario": trace.scenario, "arm": arm.name, "run": run, "valid": problem is None,
             "invalid": problem[0] if problem else None, "metrics": metrics, "requests": len(trace.records),
-            "failed": failed, "load": trace.load | facts(trace), "canary": None,
+            "failed": failed, "load": trace.load | facts(trace, window), "canary": None,
         })  # fmt: skip
         shown = (f"{label} {metrics[m]:.4g} {find_metric(m).unit}" for m, label in SHOWN.items() if m in metrics)
         self.say(f"  {trace.scenario}: " + (", ".join(shown) or "no figures") + ("" if problem is None else "  (does not count)"))
