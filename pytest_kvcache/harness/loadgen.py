@@ -6,13 +6,13 @@ import gc
 import os
 import selectors
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import starmap
+from subprocess import PIPE, Popen, TimeoutExpired
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,6 +20,7 @@ from ..core.load import Load, Seen, Target
 from ..core.metrics import quantile
 from ..core.record import RequestRecord
 from ..core.spec import UserError
+from . import child
 from .loadworker import Result, receive, send
 from .wire import LAG_STEP
 
@@ -33,7 +34,7 @@ class Workers:
 
     def __init__(self, count: int = 1) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed on exit)
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[Popen[bytes]] = []
         self.grow(count)
 
     def grow(self, count: int) -> None:
@@ -42,7 +43,7 @@ class Workers:
         command = [sys.executable, "-I", "-S", "-c", _MAIN.format(path=[p or os.getcwd() for p in sys.path])]
         while len(self._processes) < count:
             self._processes.append(
-                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True)
+                child.start("the load generator", command, stdin=PIPE, stdout=PIPE, stderr=self._errors, start_new_session=True)
             )
 
     def __enter__(self) -> Self:
@@ -58,7 +59,7 @@ class Workers:
         for process in self._processes:
             try:
                 process.wait(2)
-            except subprocess.TimeoutExpired:
+            except TimeoutExpired:
                 process.kill()
                 process.wait()
         self._errors.close()
@@ -78,11 +79,11 @@ class Workers:
             index, share = load.share(part, len(used))
             self._tell(process, {"target": _plain(target), "load": _plain(share), "index": index})
         self._gather(used, glance, glance_s)
-        start = time.perf_counter_ns() + START_IN_NS
+        zero = time.perf_counter_ns() + START_IN_NS
         for process in used:
-            self._tell(process, start)
+            self._tell(process, zero)
         start_s = time.perf_counter() - began
-        return _merged(start, start_s, self._gather(used, glance, glance_s, Result))
+        return _merged(zero, start_s, self._gather(used, glance, glance_s, Result))
 
     def replay(self, *size: int) -> dict[str, float]:
         """What the load generator needs on this machine (see `harness.calibrate.replay`)."""
@@ -91,13 +92,13 @@ class Workers:
         found: dict[str, float] = self._gather(first, None, 60.0)[0]
         return found
 
-    def _tell(self, process: subprocess.Popen[bytes], value: Any) -> None:
+    def _tell(self, process: Popen[bytes], value: Any) -> None:
         try:
             send(process.stdin, value)  # type: ignore[arg-type]
         except OSError:
             raise self._died(process) from None
 
-    def _gather(self, used: Sequence[subprocess.Popen[bytes]], glance: Glance | None, glance_s: float, kind: Any = Any) -> list[Any]:
+    def _gather(self, used: Sequence[Popen[bytes]], glance: Glance | None, glance_s: float, kind: Any = Any) -> list[Any]:
         """One frame from each of the workers."""
         found: dict[int, Any] = {}
         with selectors.DefaultSelector() as selector:
@@ -116,7 +117,7 @@ class Workers:
                     selector.unregister(key.fileobj)
         return [found[p.pid] for p in used]
 
-    def _died(self, process: subprocess.Popen[bytes]) -> UserError:
+    def _died(self, process: Popen[bytes]) -> UserError:
         code = process.wait()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         self._errors.seek(0)
@@ -146,12 +147,12 @@ def _collector_rests() -> Iterator[None]:
             gc.enable()
 
 
-def _merged(start: int, start_s: float, parts: list[Result]) -> Seen:
+def _merged(zero: int, start_s: float, parts: list[Result]) -> Seen:
     with _collector_rests():
         rows = sorted(row for part in parts for row in part.rows)
         records = tuple(starmap(RequestRecord, rows))
     return Seen(
-        zero_ns=start, records=records, itl=_summed("us", [p.itl for p in parts]), arrivals=_summed("ms", [p.arrivals for p in parts]),
+        zero_ns=zero, records=records, itl=_summed("us", [p.itl for p in parts]), arrivals=_summed("ms", [p.arrivals for p in parts]),
         client=client_figures([p.client for p in parts], start_s),
     )  # fmt: skip
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.spec import Framework, Launch, UserError
+from . import child
 from .ready import listeners, names, wait_ready
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ class EngineProcess:
             out.write(f"$ {shlex.join(self.argv)}\n".encode())
             out.flush()
             self._log_start = out.tell()
-            proc = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=out, env=full, start_new_session=True)
+            proc = child.start(self.framework.name, argv, stdin=pipe, stdout=pipe, stderr=out, env=full, start_new_session=True)
         self._proc = proc
         assert proc.stdout is not None
         word = proc.stdout.readline().decode(errors="replace").strip()

@@ -2,11 +2,13 @@
 
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from queue import SimpleQueue
 
 import pytest
 
 from pytest_kvcache.core.load import Seen, Target
-from pytest_kvcache.harness.loadgen import run
+from pytest_kvcache.harness.loadgen import Workers
 
 from . import load_case, sse_case
 from .catalogue import Close, cases, problems
@@ -36,15 +38,18 @@ class Player:
     def __init__(self, plays, names):
         self.cases, self.names, self.begun = {name: case for name, (case, _) in plays.items()}, names, {}
         self.server = Replay({name: play for name, (_, play) in plays.items()})
-        self.pool = ThreadPoolExecutor(AT_ONCE)
+        self.idle, self.ends = SimpleQueue(), ExitStack()
 
     def __enter__(self):
-        self.server.__enter__()
+        self.ends.enter_context(self.server)
+        for _ in range(AT_ONCE):
+            self.idle.put(self.ends.enter_context(Workers()))
+        self.pool = ThreadPoolExecutor(AT_ONCE)
+        self.ends.callback(self.pool.shutdown, cancel_futures=True)
         return self
 
     def __exit__(self, *error):
-        self.pool.shutdown(cancel_futures=True)
-        self.server.__exit__(*error)
+        self.ends.close()
 
     def seen(self, name) -> Seen:
         at = self.names.index(name)
@@ -57,7 +62,11 @@ class Player:
     def _ask(self, name):
         case = self.cases[name]
         path = "/v1/completions" if case["request"]["endpoint"] == "completions" else "/v1/chat/completions"
-        return run(Target(base_url=self.server.url(name), endpoint=path), sse_case.load_of(case), workers=1)
+        workers = self.idle.get()
+        try:
+            return workers.run(Target(base_url=self.server.url(name), endpoint=path), sse_case.load_of(case))
+        finally:
+            self.idle.put(workers)
 
     def late_ms(self, name, sent_ns):
         """How long the server, not the client, took too long: the case's clock begins when the request is sent."""
