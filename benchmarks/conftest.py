@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def server(scenario, turn):
-    with mockserver.MockServer(nice=-10, seed=turn + 1, **scenario.server) as started:
+    with mockserver.MockServer(nice=-10, tls=scenario.tls, seed=turn + 1, **scenario.server) as started:
         yield started
 
 
@@ -77,7 +77,7 @@ def server(scenario, turn):
 def measured(request, benchmark, server, scenario, client, turn, tmp_path, pytestconfig):
     """The figures of one run of a client on a scenario, noted for the table. A peer that miscounts is no failure of ours."""
     benchmark.group = scenario.name
-    report = benchmark.pedantic(client.drive, args=(scenario, server.url, turn + 1, tmp_path), rounds=1, iterations=1)
+    report = benchmark.pedantic(client.drive, args=(scenario, server.url, turn + 1, tmp_path, server.ca_file), rounds=1, iterations=1)
     found = figures(server.stop(), report, concurrency=scenario.concurrency, rate=scenario.rate, chunk=scenario.tokens_per_chunk)
     benchmark.extra_info.update(found)
     benchmark.extra_info["notes"] = report.notes

@@ -24,7 +24,7 @@ def _cpu_s() -> float:
     return sum(r.ru_utime + r.ru_stime for r in both)
 
 
-def drive(scenario: Scenario, url: str, seed: int, folder: Path, *, workers: int = 1) -> Report:
+def drive(scenario: Scenario, url: str, seed: int, folder: Path, ca_file: str | None, *, workers: int = 1) -> Report:
     from pytest_kvcache.core.load import Load, Target
     from pytest_kvcache.core.spec import OpenLoop
     from pytest_kvcache.core.workload import schedule
@@ -38,7 +38,7 @@ def drive(scenario: Scenario, url: str, seed: int, folder: Path, *, workers: int
         due_s=schedule(OpenLoop(isl=1, osl=scenario.tokens, rate=scenario.rate, requests=n, seed=seed)) if scenario.rate else None,
     )
     cpu, called = _cpu_s(), time.perf_counter_ns()
-    seen = run(Target(base_url=url, endpoint=scenario.endpoint), load, workers=workers)
+    seen = run(Target(base_url=url, endpoint=scenario.endpoint, ca_file=ca_file), load, workers=workers)
     returned, cpu_outside = time.perf_counter_ns(), _cpu_s() - cpu
     good = [r for r in seen.records if r.outcome == "ok"]
     if not good:

@@ -84,8 +84,9 @@ def _run(argv: list[str], folder: Path, env: dict[str, str]) -> tuple[int, Sessi
     return started, cpu
 
 
-def _report(argv: list[str], folder: Path, env: dict[str, str], read: Callable[[], dict[str, Any]]) -> Report:
-    started, cpu = _run(argv, folder, env)
+def _report(argv: list[str], folder: Path, ca_file: str | None, env: dict[str, str], read: Callable[[], dict[str, Any]]) -> Report:
+    trust = {"SSL_CERT_FILE": ca_file} if ca_file else {}  # read by OpenSSL's defaults (aiohttp) and by httpx
+    started, cpu = _run(argv, folder, env | trust)
     return Report(called_ns=started, cpu_samples=cpu.samples, cpu_outside_s=cpu.samples[-1][1], **read())
 
 
@@ -93,7 +94,7 @@ def _wall_to_monotonic_ns() -> int:
     return time.perf_counter_ns() - time.time_ns()
 
 
-def vllm(python: str, tokenizer: str, scenario: Scenario, url: str, seed: int, folder: Path) -> Report:
+def vllm(python: str, tokenizer: str, scenario: Scenario, url: str, seed: int, folder: Path, ca_file: str | None) -> Report:
     """`vllm bench serve`. TTFT, TPOT and ITL as it prints them; its send times are drawn again from its seed."""
     load = (
         ["--request-rate", str(scenario.rate)]
@@ -124,10 +125,10 @@ def vllm(python: str, tokenizer: str, scenario: Scenario, url: str, seed: int, f
             "due_from_zero": True,
         }
 
-    return _report(argv, folder, {"HF_HUB_OFFLINE": "1"}, read)
+    return _report(argv, folder, ca_file, {"HF_HUB_OFFLINE": "1"}, read)
 
 
-def guidellm(python: str, tokenizer: str, scenario: Scenario, url: str, seed: int, folder: Path) -> Report:
+def guidellm(python: str, tokenizer: str, scenario: Scenario, url: str, seed: int, folder: Path, ca_file: str | None) -> Report:
     """GuideLLM. Its TPOT includes the TTFT and its ITL is one mean per request: the bias shows it."""
     argv = [
         *(str(Path(python).with_name("guidellm")), "run"),
@@ -155,10 +156,10 @@ def guidellm(python: str, tokenizer: str, scenario: Scenario, url: str, seed: in
             "notes": {"targets_that_are_no_time": wrong},
         }
 
-    return _report(argv, folder, {"HF_HUB_OFFLINE": "1"}, read)
+    return _report(argv, folder, ca_file, {"HF_HUB_OFFLINE": "1"}, read)
 
 
-def aiperf(python: str, tokenizer: str, scenario: Scenario, url: str, seed: int, folder: Path) -> Report:
+def aiperf(python: str, tokenizer: str, scenario: Scenario, url: str, seed: int, folder: Path, ca_file: str | None) -> Report:
     """AIPerf. What it calls inter token latency is TPOT, and inter chunk latency ITL; it does not tell its Poisson schedule."""
     load = (
         ["--request-rate", str(scenario.rate), "--request-rate-mode", "poisson"]
@@ -184,15 +185,15 @@ def aiperf(python: str, tokenizer: str, scenario: Scenario, url: str, seed: int,
             "last_ns": max(row["request_end_ns"] for row in rows) + _wall_to_monotonic_ns(),
         }
 
-    return _report(argv, folder, {}, read)  # with HF_HUB_OFFLINE=1 it rejects a tokenizer's absolute path
+    return _report(argv, folder, ca_file, {}, read)  # with HF_HUB_OFFLINE=1 it rejects a tokenizer's absolute path
 
 
 @dataclass(frozen=True)
 class Client:
-    """`drive(scenario, url, seed, folder)` does one run; without it the client is `absent`, and why."""
+    """`drive(scenario, url, seed, folder, ca_file)` does one run; without it the client is `absent`, and why."""
 
     name: str
-    drive: Callable[[Scenario, str, int, Path], Report] | None
+    drive: Callable[[Scenario, str, int, Path, str | None], Report] | None
     version: str = ""
     absent: str = ""
     only: tuple[str, ...] = ()  # the scenarios it runs; none: all
@@ -221,14 +222,14 @@ def _peer(name: str, distribution: str, drive: Callable[..., Report]) -> Client:
     if not (version := _version(python, distribution)):
         return Client(name, None, absent=f"{variable} names no Python that has {distribution}")
 
-    def bound(scenario: Scenario, url: str, seed: int, folder: Path) -> Report:
-        return drive(python, tokenizer, scenario, url, seed, folder)
+    def bound(scenario: Scenario, url: str, seed: int, folder: Path, ca_file: str | None) -> Report:
+        return drive(python, tokenizer, scenario, url, seed, folder, ca_file)
 
     return Client(name, bound, version=f"{distribution} {version}")
 
 
-def _two_workers(scenario: Scenario, url: str, seed: int, folder: Path) -> Report:
-    return ours.drive(scenario, url, seed, folder, workers=2)
+def _two_workers(scenario: Scenario, url: str, seed: int, folder: Path, ca_file: str | None) -> Report:
+    return ours.drive(scenario, url, seed, folder, ca_file, workers=2)
 
 
 def clients() -> list[Client]:

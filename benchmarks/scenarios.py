@@ -39,6 +39,7 @@ class Scenario:
     chat: bool = False
     factor: int = 1  # times as many requests for a client that would be done before it can be measured
     tokens_per_chunk: int = 1
+    tls: bool = False
     server: dict[str, str | float | bool] = field(default_factory=dict)
 
     @property
@@ -71,6 +72,10 @@ SCENARIOS = {
         Scenario(name="A64", requests=384, tokens=64, concurrency=64, server=STEADY),
         Scenario(name="A256", requests=1280, tokens=64, concurrency=256, server=STEADY),
         Scenario(name="B256", requests=1280, tokens=64, concurrency=256, server=STEADY | {"stall_p": 0.02}),
+        # the same over TLS
+        Scenario(name="L1", requests=16, tokens=64, concurrency=1, tls=True, server=STEADY),
+        Scenario(name="L64", requests=384, tokens=64, concurrency=64, tls=True, server=STEADY),
+        Scenario(name="L256", requests=1280, tokens=64, concurrency=256, tls=True, server=STEADY),
         # traps: a chat's role-only chunk at 1 ms, an empty finish chunk, usage and [DONE] 30 ms late; 4 tokens in a chunk
         Scenario(name="T1", requests=64, tokens=64, concurrency=16, chat=True, server=TRAP),
         Scenario(name="T2", requests=64, tokens=64, concurrency=16, tokens_per_chunk=4, server=EVEN | {"k": 4}),
@@ -145,3 +150,9 @@ _TARGETS: tuple[tuple[str, str, Bounds], ...] = (
     (" ".join(SCENARIOS), "start_s", (0.5, 0.25)),
 )
 TARGETS = {(scenario, figure): bounds for names, figure, bounds in _TARGETS for scenario in names.split()}
+_OVER_TLS = {"A1": "L1", "A64": "L64", "A256": "L256"}  # what must hold, holds there too
+TARGETS |= {
+    (_OVER_TLS[scenario], figure): (must, None)
+    for (scenario, figure), (must, _) in TARGETS.items()
+    if scenario in _OVER_TLS and figure.startswith(("ttft_", "tpot_", "itl_", "slot_gap_"))
+}

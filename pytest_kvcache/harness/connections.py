@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from ..core.load import Target
 from .incoming import Incoming
+from .tls import Tls, tls_context
 
 now = time.perf_counter_ns
 S = 10**9
@@ -25,7 +26,23 @@ CONNECTING, SHAKING, IDLE, BUSY, CLOSED = range(5)
 class Conn:
     """A connection and, while it is BUSY, the request `i` on it, due at `due`, and the answer so far. Times in ns."""
 
-    __slots__ = ("answer", "connect", "done_at", "due", "fd", "freed", "heard", "i", "moved", "opened", "out", "sent", "sock", "state")
+    __slots__ = (
+        "answer",
+        "connect",
+        "done_at",
+        "due",
+        "fd",
+        "freed",
+        "heard",
+        "i",
+        "moved",
+        "opened",
+        "out",
+        "sent",
+        "sock",
+        "state",
+        "tls",
+    )
 
     def __init__(self, sock: Any, i: int, due: int) -> None:
         self.sock, self.fd, self.state, self.i, self.due = sock, sock.fileno(), CONNECTING, i, due
@@ -34,6 +51,7 @@ class Conn:
         self.freed = 0  # when the stream that uses it now had its last answer
         self.out: memoryview | None = None
         self.answer = Incoming()
+        self.tls: Tls | None = None
 
 
 class Endpoint:
@@ -46,7 +64,7 @@ class Endpoint:
         self._head = _request_head(target, url.netloc.rpartition("@")[2], url.path)
         self._address: Any = None
         self.problem = "no such address"
-        self.kernel_stamps = not self.tls
+        self.kernel_stamps = True
 
     def find(self) -> None:
         """Take the first address of the host that answers; where none does, connecting will say so again."""
@@ -111,14 +129,14 @@ class Connections:
                 return ""
             conn.state = SHAKING if self.endpoint.tls else IDLE
             if self.endpoint.tls:
-                conn.sock = self.endpoint.tls.wrap_socket(conn.sock, server_hostname=self.endpoint.host, do_handshake_on_connect=False)
-        if conn.state == SHAKING:
+                conn.tls = Tls(self.endpoint.tls, self.endpoint.host)
+        if conn.tls and conn.state == SHAKING:
             try:
-                conn.sock.do_handshake()
+                shaken = conn.tls.shake(conn.sock)
             except OSError as e:
-                if not would_block(e):
-                    return str(e)
-                self.epoll.modify(conn.fd, select.EPOLLOUT if type(e).__name__ == "SSLWantWriteError" else select.EPOLLIN)
+                return str(e)
+            if not shaken:
+                self.epoll.modify(conn.fd, select.EPOLLIN)
                 return ""
             conn.state = IDLE
         self.epoll.modify(conn.fd, select.EPOLLIN)
@@ -154,10 +172,6 @@ class Connections:
         self.epoll.close()
 
 
-def would_block(e: OSError) -> bool:
-    return isinstance(e, BlockingIOError) or type(e).__name__ in ("SSLWantReadError", "SSLWantWriteError")
-
-
 def headers_of(target: Target) -> dict[str, str]:
     """What every request to a target says of itself, but for its host and length."""
     return {"Content-Type": "application/json", "Accept": "text/event-stream", "Accept-Encoding": "identity", **target.headers}
@@ -167,19 +181,6 @@ def _request_head(target: Target, netloc: str, path: str) -> bytes:
     headers = {"Host": netloc} | headers_of(target)
     lines = [f"POST {path.rstrip('/')}{target.endpoint} HTTP/1.1", *(f"{k}: {v}" for k, v in headers.items()), "Content-Length: "]
     return "\r\n".join(lines).encode("latin-1")
-
-
-def tls_context(target: Target) -> Any:
-    """The TLS settings of a target; loaded only where they are needed."""
-    import ssl
-
-    context = ssl.create_default_context(cafile=target.ca_file)
-    if target.cert_file:
-        context.load_cert_chain(target.cert_file, target.key_file)
-    if target.insecure:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 def _raise_file_limit() -> None:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.load import Load, Target
 from ..core.sse import DONE_SPAN, ends_with_done
-from .connections import CONNECT_TIMEOUT, S, headers_of, now, tls_context
+from .connections import CONNECT_TIMEOUT, S, headers_of, now
 from .incoming import Done
+from .tls import tls_context
 from .wire import HEARTBEAT, LAG_STEPS
 
 if TYPE_CHECKING:

@@ -1,9 +1,9 @@
 """One thread, one epoll loop, plain sockets: sends requests on time, stamps bytes as they arrive, keeps them for later.
 
-Nothing is parsed while the load runs but the head of each answer and what may be its end. Over plain HTTP the kernel
-stamps the segments (SO_TIMESTAMPNS, Linux), so that a delay of this loop is in no latency; a read that brings several
-segments has the stamp of the newest. Over TLS the stamp is taken at the read. Sends of an open loop are woken by a timerfd
-at absolute deadlines and caught up between two reads; they never wait for an answer.
+Nothing is parsed while the load runs but the head of each answer and what may be its end. The kernel stamps the segments
+(SO_TIMESTAMPNS, Linux), so that a delay of this loop is in no latency; a read that brings several segments has the stamp of
+the newest, and over TLS a record that of the segment which made it whole. Sends of an open loop are woken by a timerfd at
+absolute deadlines and caught up between two reads; they never wait for an answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from ..core.load import Load, Target
-from .connections import BUSY, CONNECT_TIMEOUT, IDLE, Conn, Connections, Endpoint, now, would_block
+from .connections import BUSY, CONNECT_TIMEOUT, IDLE, Conn, Connections, Endpoint, now
 from .incoming import Done, Incoming
 from .timer import Timer, WallClock
 
@@ -210,6 +210,8 @@ class Wire:
 
     def _send(self, conn: Conn, i: int, due: int) -> None:
         data = self.endpoint.request(self.load.bodies[i])
+        if conn.tls:
+            data = conn.tls.seal(data)
         conn.state, conn.i, conn.due = BUSY, i, due
         conn.answer, conn.done_at = Incoming(), 0
         conn.sent = conn.heard = conn.moved = now()
@@ -220,7 +222,7 @@ class Wire:
         try:
             sent = conn.sock.send(data)
         except OSError as e:
-            if not would_block(e):
+            if not isinstance(e, BlockingIOError):
                 self._refused(conn, e)
                 return
             sent = 0
@@ -233,7 +235,7 @@ class Wire:
             while conn.out:
                 conn.out = conn.out[conn.sock.send(conn.out) :]
         except OSError as e:
-            if not would_block(e):
+            if not isinstance(e, BlockingIOError):
                 self._refused(conn, e)
             return
         conn.out = None
@@ -282,7 +284,7 @@ class Wire:
             else:
                 size, extra = conn.sock.recv_into(self.memory), None
         except OSError as e:
-            if not would_block(e):
+            if not isinstance(e, BlockingIOError):
                 self._lost(conn, "reset")
             return False
         at = stamp = now()
@@ -297,25 +299,30 @@ class Wire:
                 self.clock.look(at)
                 stamp = at
             woken = stamp
+        came = self.view[:size]
+        data, gone = (conn.tls.open(came), conn.tls.gone) if conn.tls else (bytes(came), "")
         self.reads += 1
         self.read_lag[min(LAG_STEPS - 1, (at - woken) >> LAG_STEP)] += 1
+        if not data and not gone:  # a record is not whole yet, or has only news of TLS itself
+            conn.heard = at
+            return True
         if conn.state != BUSY:  # an answer nobody asked for
             self._lost(conn, "close")
             return True
         conn.heard, steps = at, answer.steps
-        end = answer.take(bytes(self.view[:size]), stamp)
+        end = answer.take(data, stamp)
         if answer.steps > steps:
             conn.moved = at
         if end:
             self.held *= not (conn.done_at and end == "complete")
-            self._end(conn, end, reuse=end == "complete" and answer.reusable)
+            self._end(conn, end, reuse=end == "complete" and answer.reusable and not gone)
+        elif gone:
+            self._lost(conn, gone)
         elif answer.done and self.held >= HOLDS and self.next % PROBE:
             self._end(conn, "complete", reuse=False)
         elif answer.done and not conn.done_at:
             conn.done_at = at
             self.lingering.append(conn)
-        if self.endpoint.tls and conn.state == BUSY and conn.sock.pending():
-            self._read(conn, woken)
         return True
 
     def _lost(self, conn: Conn, how: str) -> None:

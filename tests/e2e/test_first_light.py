@@ -202,13 +202,19 @@ def test_an_open_loop_by_hand(project):
     assert "2 passed" in result.out
 
 
+def test_profile_smoke_reports_against_the_baseline(recorded):
+    result = recorded.run("--kv-profile=smoke")
+    assert result.code == 0, result.out
+    assert set(result.verdicts.values()) == {"inconclusive"}
+    assert all(len(v["runs"]) == 1 and v["value"] and v["baseline"] for v in result.run["verdicts"])
+
+
 def test_the_suites_of_the_repository_run_for_real(tmp_path, project):
-    """The main job in a form that fits CI: the smallest profile of `suites/`, recorded and then reported against."""
+    """The main job in a form that fits CI: the smallest profile of `suites/`, which fails no test without a baseline."""
     suites = tmp_path / "suites"
     shutil.copytree(REPO / "suites", suites)
-    first = project.run(str(suites), "--kv-profile=smoke", "--kv-record=missing")
-    assert first.code == 0, first.out
-    second = project.run(str(suites), "--kv-profile=smoke")
-    assert second.code == 0, second.out
-    assert set(second.verdicts.values()) == {"inconclusive"}
-    assert all(v["value"] and v["baseline"] for v in second.run["verdicts"])
+    result = project.run(str(suites), "--kv-profile=smoke")
+    assert result.code == 0, result.out
+    assert {v["test"].split("::")[0].rpartition("/")[2] for v in result.run["verdicts"]} == {f.name for f in suites.glob("test_*.py")}
+    assert {v["verdict"] for v in result.run["verdicts"]} == {"no-baseline"}
+    assert all(v["value"] for v in result.run["verdicts"])

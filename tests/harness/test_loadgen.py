@@ -130,6 +130,8 @@ def raw_server(*answers, wrap=lambda s: s):
                 peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             elif isinstance(part, bytes):
                 peer.sendall(part)
+            elif callable(part):
+                part(peer)
             else:
                 time.sleep(part)
 
@@ -152,9 +154,51 @@ def raw_server(*answers, wrap=lambda s: s):
     listener.close()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def pool():
+    """One load process for all single requests: starting one takes longer than most answers."""
+    with Workers() as workers:
+        ask.workers = workers
+        yield
+
+
 def ask(url, **more):
-    (record,) = run(target(url, **more), load(1, tokens=2, concurrency=1, idle=1.0)).records
+    (record,) = ask.workers.run(target(url, **more), load(1, tokens=2, concurrency=1, idle=1.0)).records
     return record
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tls")
+    made = subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", folder / "key.pem", "-out", folder / "cert.pem", "-days", "2",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"], capture_output=True,
+    )  # fmt: skip
+    if made.returncode:
+        pytest.skip("openssl cannot make a certificate here")
+    return folder / "cert.pem", folder / "key.pem"
+
+
+def over_tls(certificate, *answers):
+    """A raw server that speaks TLS."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    return raw_server(*answers, wrap=lambda s: context.wrap_socket(s, server_side=True))
+
+
+@pytest.fixture(params=["http", "https"])
+def asked(request):
+    """What a request to a raw server with this answer comes to, plain and over TLS."""
+
+    def one(answer):
+        if request.param == "http":
+            with raw_server(answer) as url:
+                return ask(url)
+        certificate = request.getfixturevalue("certificate")
+        with over_tls(certificate, answer) as url:
+            return ask(url.replace("http:", "https:"), ca_file=str(certificate[0]))
+
+    return one
 
 
 @pytest.mark.parametrize(("answer", "outcome", "words"), [
@@ -165,32 +209,30 @@ def ask(url, **more):
     ([HEAD], "connection_reset", "before its headers were complete"),
     ([CLOSING + TOKEN], "truncated_stream", "after 1 token events"),
     ([CHUNKED + framed(TOKEN)], "truncated_stream", ""),
-    ([CHUNKED + b"zz\r\n" + TOKEN, 2.0], "not_event_stream", "not the size of a chunk"),
-    ([b"SSH-2.0-OpenSSH_9.6\r\n", 2.0], "not_event_stream", "not HTTP/1.1"),
+    ([CHUNKED + b"zz\r\n" + TOKEN, 1.0], "not_event_stream", "not the size of a chunk"),
+    ([b"SSH-2.0-OpenSSH_9.6\r\n", 1.0], "not_event_stream", "not HTTP/1.1"),
     ([CLOSING + b"data: {oops\n\n" + DONE], "bad_json", "{oops"),
-    ([CHUNKED + framed(TOKEN), 3.0], "stall_timeout", "nothing for 1 s"),
-    ([3.0], "stall_timeout", "nothing for 1 s"),
+    ([CHUNKED + framed(TOKEN), 1.8], "stall_timeout", "nothing for 1 s"),
+    ([1.8], "stall_timeout", "nothing for 1 s"),
     ([HEAD + b"content-encoding: gzip\r\nconnection: close\r\n\r\n\x1f\x8b"], "not_event_stream", "compressed (gzip)"),
 ])  # fmt: skip
-def test_failures_keep_their_class_and_the_first_words(answer, outcome, words):
-    with raw_server(answer) as url:
-        record = ask(url)
+def test_failures_keep_their_class_and_the_first_words(asked, answer, outcome, words):
+    record = asked(answer)
     assert record.outcome == outcome
     assert words in record.error
 
 
 @pytest.mark.parametrize("answer", [
     [CHUNKED + framed(TOKEN, LAST, DONE) + b"0\r\n\r\n"], [CLOSING + TOKEN + LAST + DONE], [CLOSING + TOKEN + LAST],
-    [CHUNKED + framed(TOKEN, LAST, DONE), 1.5], [CLOSING + TOKEN + LAST + DONE, 1.5], [CHUNKED + framed(TOKEN, LAST, DONE), RESET],
+    [CHUNKED + framed(TOKEN, LAST, DONE), 1.2], [CLOSING + TOKEN + LAST + DONE, 1.2], [CHUNKED + framed(TOKEN, LAST, DONE), RESET],
     [CHUNKED + framed(TOKEN + LAST + DONE) + b"0;x=y\r\nTrailer: 1\r\n\r\n"],
-    [HEAD + b"content-length: %d\r\n\r\n" % len(TOKEN + LAST) + TOKEN + LAST, 1.5],
-    [*(bytes([b]) for b in CHUNKED + framed(TOKEN, LAST, DONE) + b"0\r\n\r\n"), 1.5],
+    [HEAD + b"content-length: %d\r\n\r\n" % len(TOKEN + LAST) + TOKEN + LAST, 1.2],
+    [*(bytes([b]) for b in CHUNKED + framed(TOKEN, LAST, DONE) + b"0\r\n\r\n"), 1.2],
     [b"HTTP/1.1 100 Continue\r\n\r\n" + CHUNKED + framed(TOKEN, LAST, DONE) + b"0\r\n\r\n"],
-    [CHUNKED + framed(*(e.replace(b"\n", b"\r\n") for e in (TOKEN, LAST, DONE))) + b"0\r\n\r\n", 1.5],
+    [CHUNKED + framed(*(e.replace(b"\n", b"\r\n") for e in (TOKEN, LAST, DONE))) + b"0\r\n\r\n", 1.2],
 ])  # fmt: skip
-def test_whole_answers_however_they_are_framed(answer):
-    with raw_server(answer) as url:
-        record = ask(url)
+def test_whole_answers_however_they_are_framed(asked, answer):
+    record = asked(answer)
     assert (record.outcome, record.output_tokens, record.events) == (OK, 2, 2)
     assert record.end_s - record.sent_s < 1.0, "an answer ends with its [DONE], not with the connection"
 
@@ -227,7 +269,7 @@ def test_comments_keep_a_slow_stream_alive():
 
 
 def test_an_answer_that_has_said_everything_is_complete_though_nothing_ends_it():
-    with raw_server([CHUNKED + framed(TOKEN, LAST), 1.5]) as url:
+    with raw_server([CHUNKED + framed(TOKEN, LAST), 1.2]) as url:
         (record,) = run(target(url), load(1, tokens=2, concurrency=1, idle=30.0)).records
     assert (record.outcome, "missing_done" in record.notes) == (OK, True)
     assert record.end_s - record.sent_s < 0.3, "its last byte was its end"
@@ -311,43 +353,41 @@ def test_a_proxy_from_the_environment_is_not_used_and_one_that_is_named_is(monke
     assert ask("http://model.invalid:80", proxy="http://127.0.0.1:9").outcome == "connection_reset"
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tls")
-    made = subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", folder / "key.pem", "-out", folder / "cert.pem", "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"], capture_output=True,
-    )  # fmt: skip
-    if made.returncode:
-        pytest.skip("openssl cannot make a certificate here")
-    return folder / "cert.pem", folder / "key.pem"
-
-
 def test_tls_is_checked_against_the_named_authority(certificate):
-    cert, key = certificate
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
     answer = [CHUNKED + framed(TOKEN), 0.05, framed(LAST * 1, DONE) + b"0\r\n\r\n"]
 
     def asked(**more):
-        with raw_server(answer, answer, wrap=lambda s: context.wrap_socket(s, server_side=True)) as url:
+        with over_tls(certificate, answer, answer) as url:
             return ask(url.replace("http:", "https:"), **more)
 
-    assert asked(ca_file=str(cert)).outcome == OK
+    assert asked(ca_file=str(certificate[0])).outcome == OK
     assert asked(insecure=True).outcome == OK
     refused = asked()
     assert refused.outcome == "connection_reset"
     assert "certificate verify failed" in refused.error
 
 
-def test_a_large_answer_over_tls_comes_whole(certificate):
-    cert, key = certificate
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
-    events = [TOKEN] * 5000 + [LAST.replace(b'"completion_tokens":2', b'"completion_tokens":5001'), DONE]
-    with raw_server([CHUNKED + framed(*events) + b"0\r\n\r\n"], wrap=lambda s: context.wrap_socket(s, server_side=True)) as url:
-        record = ask(url.replace("http:", "https:"), ca_file=str(cert))
-    assert (record.outcome, record.events) == (OK, 5001)
+def goodbye(peer):
+    """The end of TLS, which is not the end of the connection."""
+    peer.settimeout(0.1)
+    with contextlib.suppress(OSError):
+        peer.unwrap()
+
+
+def forged(peer):
+    os.write(peer.fileno(), b"\x17\x03\x03\x00\x20" + bytes(32))
+
+
+@pytest.mark.parametrize(("answer", "outcome"), [
+    ([CHUNKED + framed(*[TOKEN] * 4998, LAST.replace(b":2}", b":4999}"), DONE) + b"0\r\n\r\n"], OK),
+    ([CLOSING + TOKEN + LAST, goodbye, 1.2], OK), ([CLOSING + TOKEN, goodbye, 1.2], "truncated_stream"),
+    ([CHUNKED + framed(TOKEN), forged, 1.2], "connection_reset"), ([CHUNKED + framed(TOKEN), 0.1, forged, 1.2], "connection_reset"),
+])  # fmt: skip
+def test_answers_over_tls_end_where_it_ends(certificate, answer, outcome):
+    with over_tls(certificate, answer) as url:
+        record = ask(url.replace("http:", "https:"), ca_file=str(certificate[0]))
+    assert record.outcome == outcome, record
+    assert record.end_s - record.sent_s < 1.0
 
 
 # --- the processes ---

@@ -4,6 +4,8 @@
         ...  # talk to server.url
         truths = server.stop()
 
+With `tls=True` it speaks TLS 1.3 by OpenSSL, and `server.ca_file` is what to trust. A truth is taken before its bytes are encrypted.
+
 All times are nanoseconds of CLOCK_MONOTONIC, the clock of time.perf_counter_ns() on Linux.
 """
 
@@ -25,11 +27,17 @@ from typing import Any
 
 SOURCE = Path(__file__).with_name("mockserver.c")
 COMPILE = ("cc", "-O2", "-Wall", "-Wextra")
+WITH_TLS, LIBRARIES = "-DKV_TLS", ("-lssl", "-lcrypto")
 
 
-def build() -> Path:
+class NoOpenSSL(RuntimeError):
+    """TLS was asked for, and this machine has no OpenSSL to compile with."""
+
+
+def build(*, tls: bool = False) -> Path:
     """The compiled server, from the user's cache or made now; two processes may build at once."""
-    name = hashlib.sha256(SOURCE.read_bytes() + repr(COMPILE).encode()).hexdigest()[:16]
+    compiler = (*COMPILE, WITH_TLS) if tls else COMPILE
+    name = ("tls-" if tls else "") + hashlib.sha256(SOURCE.read_bytes() + repr(compiler).encode()).hexdigest()[:16]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pytest-kvcache" / "mockserver"
     target = folder / f"mockserver-{name}"
     if target.exists():
@@ -39,7 +47,10 @@ def build() -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".building-") as scratch:
         made = Path(scratch) / "mockserver"
-        done = subprocess.run([*COMPILE, "-o", str(made), str(SOURCE)], capture_output=True, text=True)
+        argv = [*compiler, "-o", str(made), str(SOURCE), *(LIBRARIES if tls else ())]
+        done = subprocess.run(argv, capture_output=True, text=True)
+        if done.returncode and any(missing in done.stderr for missing in ("openssl/", *LIBRARIES)):
+            raise NoOpenSSL("the mock server needs OpenSSL's headers for TLS, on Debian: apt-get install libssl-dev")
         if done.returncode:
             raise RuntimeError(f"the mock server needs a C compiler (cc) for Linux; this one said: {done.stderr.strip()[-500:]}")
         os.replace(made, target)
@@ -98,28 +109,36 @@ class MockServer:
     """The server on a free port of 127.0.0.1, for the length of a `with`.
 
     Flags are those of mockserver.c: `jitter_ttft=20` is `--jitter-ttft 20`, `role_first=True` is `--role-first`. `nice` below
-    zero gives it priority over the client that is measured, where that is allowed.
+    zero gives it priority over the client that is measured, where that is allowed. With `tls` its certificate is in `ca_file`.
     """
 
-    def __init__(self, *, nice: int = 0, **flags: str | float | bool) -> None:
-        self._nice = nice
+    def __init__(self, *, nice: int = 0, tls: bool = False, **flags: str | float | bool) -> None:
+        self._nice, self._tls = nice, tls
+        self.ca_file: str | None = None
         self._flags = [part for name, value in flags.items() for part in _flag(name, value)]
         self._truths: list[Truth] | None = None
         self.port = 0
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
     def __enter__(self) -> MockServer:
-        if not shutil.which(COMPILE[0]) and "CI" not in os.environ:
-            import pytest
-
-            pytest.skip("needs a C compiler (cc)")
-        program = build()
+        if not shutil.which(COMPILE[0]):
+            _lacking("needs a C compiler (cc)")
+        if self._tls and not shutil.which("openssl"):
+            _lacking("needs the openssl command")
+        try:
+            program = build(tls=self._tls)
+        except NoOpenSSL as e:
+            _lacking(str(e))
+            raise
         self._folder = tempfile.TemporaryDirectory(prefix="kv-mockserver-")
         self._log = Path(self._folder.name) / "truth.jsonl"
         argv = [str(program), "--port", "0", "--until-eof", "--log", str(self._log), *self._flags]
+        if self._tls:
+            self.ca_file, key = _certificate(Path(self._folder.name))
+            argv += ["--tls-cert", self.ca_file, "--tls-key", key]
         with (Path(self._folder.name) / "stderr").open("w+") as errors:
             self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
             assert self._process.stdout is not None
@@ -160,6 +179,27 @@ class MockServer:
             assert pipe is not None
             pipe.close()
         self._folder.cleanup()
+
+
+def _lacking(what: str) -> None:
+    """Skips the test that needs it; in CI everything is there, so there it fails."""
+    if "CI" not in os.environ:
+        import pytest
+
+        pytest.skip(what)
+
+
+def _certificate(folder: Path) -> tuple[str, str]:
+    """A certificate for 127.0.0.1 that signs itself, and its key."""
+    cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
+    made = subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", key, "-out", cert,
+         "-days", "2", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1",
+         "-addext", "keyUsage=critical,digitalSignature,keyCertSign"], capture_output=True, text=True,
+    )  # fmt: skip
+    if made.returncode:
+        raise RuntimeError(f"openssl makes no certificate: {made.stderr.strip()[-500:]}")
+    return cert, key
 
 
 def _flag(name: str, value: str | float | bool) -> tuple[str, ...]:

@@ -6,6 +6,7 @@
  *   flood     everything is written as fast as the socket takes it (--burst K: K events per write, round robin)
  *
  * Build: cc -O2 -Wall -Wextra -o mockserver mockserver.c
+ * With TLS 1.3 (--tls-cert, --tls-key), by OpenSSL: cc -O2 -Wall -Wextra -DKV_TLS -o mockserver mockserver.c -lssl -lcrypto
  * When it listens it prints {"port": N}; --port 0 takes a free one. With --until-eof it stops when standard input closes,
  * so that it cannot outlive the process that started it.
  * Log (--log FILE, written on SIGTERM/SIGINT): one JSON object per request, times in ns of CLOCK_MONOTONIC
@@ -31,6 +32,10 @@
 #include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
+#ifdef KV_TLS
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+#endif
 
 typedef uint64_t u64;
 
@@ -38,7 +43,7 @@ static struct {
     int port, tokens, k, flood, burst, role_first, finish_separate, prompt_tokens, until_eof;
     double ttft, tpot, jttft, jgap, role_at, usage_delay, stall_p, stall_ms;
     u64 seed;
-    const char *log, *model;
+    const char *log, *model, *tls_cert, *tls_key;
 } cf = {.port = 8100, .k = 1, .prompt_tokens = 16, .ttft = 50, .tpot = 10, .seed = 1, .model = "mock"};
 
 static const char *words[] = {" the", " of", " and", " to", " in", " is", " that", " for", " it", " as", " was",
@@ -189,7 +194,12 @@ static u64 events_sent, writes, write_ns, max_write_ns;
 static u64 prompt_tokens, generation_tokens, finished, aborted; /* the counters of /metrics */
 
 struct conn {
-    int fd, id, nreq, busy, close_after, want_out;
+    int fd, id, nreq, busy, close_after;
+    int want_out;        /* who waits for room in the socket: WRITER, READER (TLS: a read may have to write first) */
+    int write_wants_in;  /* TLS: a write may have to read first */
+#ifdef KV_TLS
+    SSL *ssl;
+#endif
     struct buf in;
     u64 t_accept, t_first;
     struct resp *r;
@@ -259,24 +269,91 @@ static void drop(struct conn *c) {
     if (c->rec) { c->rec->aborted = 1; c->rec->t_end = now_ns(); c->rec = NULL; open_streams--; aborted++; }
     if (c->fd < 0) return;
     hdel(c);
+#ifdef KV_TLS
+    SSL_free(c->ssl);
+    c->ssl = NULL;
+#endif
     close(c->fd);
     c->fd = -1;
     c->dead_next = dead; /* freed at the end of the loop's round: events and callers may still hold it */
     dead = c;
 }
-static void want_out(struct conn *c, int on) {
-    if (c->want_out == on) return;
-    c->want_out = on;
-    struct epoll_event e = {.events = EPOLLIN | EPOLLRDHUP | (on ? EPOLLOUT : 0), .data.ptr = c};
+enum { WRITER = 1, READER = 2 };
+static void want_out(struct conn *c, int who, int on) {
+    int was = c->want_out;
+    c->want_out = on ? was | who : was & ~who;
+    if (!was == !c->want_out) return;
+    struct epoll_event e = {.events = EPOLLIN | EPOLLRDHUP | (c->want_out ? EPOLLOUT : 0), .data.ptr = c};
     epoll_ctl(ep, EPOLL_CTL_MOD, c->fd, &e);
 }
+
+/* ---- plain or TLS: only these, on_accept and what closes know which ---- */
+#ifdef KV_TLS
+static SSL_CTX *tls;
+static void tls_start(void) {
+    tls = SSL_CTX_new(TLS_server_method());
+    if (!tls || SSL_CTX_set_min_proto_version(tls, TLS1_3_VERSION) != 1 || SSL_CTX_use_certificate_chain_file(tls, cf.tls_cert) != 1 ||
+        SSL_CTX_use_PrivateKey_file(tls, cf.tls_key, SSL_FILETYPE_PEM) != 1 || SSL_CTX_check_private_key(tls) != 1) {
+        fprintf(stderr, "mockserver: %s and %s: %s\n", cf.tls_cert, cf.tls_key, ERR_reason_error_string(ERR_peek_last_error()));
+        exit(1);
+    }
+    /* as send: a call may write less than it was given, and may go on from another address */
+    SSL_CTX_set_mode(tls, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+}
+/* What SSL_read_ex or SSL_write_ex would have returned as recv or send. */
+static ssize_t tls_result(struct conn *c, int ok, size_t m, int *wants_in, int *wants_out) {
+    int e = ok ? SSL_ERROR_NONE : SSL_get_error(c->ssl, 0);
+    *wants_in = e == SSL_ERROR_WANT_READ;
+    *wants_out = e == SSL_ERROR_WANT_WRITE;
+    if (ok) return (ssize_t)m;
+    errno = *wants_in || *wants_out ? EAGAIN : ECONNRESET;
+    return e == SSL_ERROR_ZERO_RETURN ? 0 : -1;
+}
+#endif
+static ssize_t conn_read(struct conn *c, char *p, size_t n) {
+#ifdef KV_TLS
+    if (c->ssl) {
+        size_t m = 0;
+        int in, out;
+        ERR_clear_error();
+        int ok = SSL_read_ex(c->ssl, p, n, &m);
+        ssize_t r = tls_result(c, ok, m, &in, &out);
+        want_out(c, READER, out);
+        return r;
+    }
+#endif
+    return recv(c->fd, p, n, MSG_DONTWAIT);
+}
+static ssize_t conn_write(struct conn *c, const char *p, size_t n) {
+#ifdef KV_TLS
+    if (c->ssl) {
+        size_t m = 0;
+        int out;
+        ERR_clear_error();
+        int ok = SSL_write_ex(c->ssl, p, n, &m);
+        ssize_t r = tls_result(c, ok, m, &c->write_wants_in, &out);
+        return r ? r : -1; /* 0 would be tried again */
+    }
+#endif
+    return send(c->fd, p, n, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+/* Whether more was read than has been handed out: epoll does not tell of that. */
+static int conn_pending(struct conn *c) {
+#ifdef KV_TLS
+    return c->ssl && SSL_pending(c->ssl) > 0;
+#else
+    (void)c;
+    return 0;
+#endif
+}
+
 /* Sends up to target; returns -1 if the connection died, 1 if all is out, 0 if blocked. */
 static int pump(struct conn *c) {
     while (c->off < c->target) {
         u64 a = cf.flood ? 0 : now_ns();
-        ssize_t m = send(c->fd, c->r->b.p + c->off, c->target - c->off, MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t m = conn_write(c, c->r->b.p + c->off, c->target - c->off);
         if (m < 0) {
-            if (errno == EAGAIN) { want_out(c, 1); return 0; }
+            if (errno == EAGAIN) { want_out(c, WRITER, !c->write_wants_in); return 0; }
             if (errno == EINTR) continue;
             drop(c);
             return -1;
@@ -285,13 +362,20 @@ static int pump(struct conn *c) {
         if (a) { u64 d = now_ns() - a; write_ns += d; if (d > max_write_ns) max_write_ns = d; }
         c->off += (size_t)m;
     }
-    want_out(c, 0);
+    want_out(c, WRITER, 0);
     return 1;
 }
 static int finish(struct conn *c) { /* response fully sent; -1 if closed */
     if (c->rec) { c->rec->t_end = now_ns(); c->rec = NULL; open_streams--; finished++; }
     c->busy = 0;
-    if (c->close_after) { shutdown(c->fd, SHUT_WR); drop(c); return -1; }
+    if (c->close_after) {
+#ifdef KV_TLS
+        if (c->ssl) SSL_shutdown(c->ssl);
+#endif
+        shutdown(c->fd, SHUT_WR);
+        drop(c);
+        return -1;
+    }
     return 0;
 }
 /* Lets the events up to `upto` go out and counts their tokens; the prompt counts with the first of them. */
@@ -342,7 +426,7 @@ static void reply(struct conn *c, int code, const char *ctype, const char *body)
     struct buf b = {0};
     putf(&b, "HTTP/1.1 %d %s\r\ncontent-type: %s\r\ncontent-length: %zu\r\n\r\n%s", code, code == 200 ? "OK" : "Not Found",
          ctype, strlen(body), body);
-    ssize_t m = send(c->fd, b.p, b.n, MSG_NOSIGNAL);
+    ssize_t m = conn_write(c, b.p, b.n);
     (void)m;
     free(b.p);
 }
@@ -435,7 +519,7 @@ static int one_request(struct conn *c) {
         else if (!strncasecmp(h, "transfer-encoding: chunked", 26)) chunked = 1;
         else if (!strncasecmp(h, "connection: close", 17)) closing = 1;
         else if (!strncasecmp(h, "expect: 100", 11) && c->in.n == hl) {
-            ssize_t m = send(c->fd, "HTTP/1.1 100 Continue\r\n\r\n", 25, MSG_NOSIGNAL);
+            ssize_t m = conn_write(c, "HTTP/1.1 100 Continue\r\n\r\n", 25);
             (void)m;
         } else if (!strncasecmp(h, "x-request-id:", 13)) {
             char *v = h + 13;
@@ -492,12 +576,12 @@ static void try_next_request(struct conn *c) { while (one_request(c) == 1) {} }
 static void on_read(struct conn *c) {
     for (;;) {
         need(&c->in, 16384);
-        ssize_t m = recv(c->fd, c->in.p + c->in.n, c->in.cap - c->in.n - 1, MSG_DONTWAIT);
+        ssize_t m = conn_read(c, c->in.p + c->in.n, c->in.cap - c->in.n - 1);
         if (m == 0) { drop(c); return; }
         if (m < 0) { if (errno == EAGAIN) break; if (errno == EINTR) continue; drop(c); return; }
         if (!c->in.n) c->t_first = now_ns();
         c->in.n += (size_t)m;
-        if ((size_t)m < 16000) break;
+        if ((size_t)m < 16000 && !conn_pending(c)) break;
     }
     try_next_request(c);
 }
@@ -512,6 +596,13 @@ static void on_accept(void) {
         c->id = nconn_total++;
         c->hpos = -1;
         c->t_accept = now_ns();
+#ifdef KV_TLS
+        if (tls) {
+            c->ssl = SSL_new(tls);
+            if (!c->ssl || SSL_set_fd(c->ssl, fd) != 1) { fputs("mockserver: no memory for TLS\n", stderr); exit(1); }
+            SSL_set_accept_state(c->ssl); /* the handshake goes on with each read */
+        }
+#endif
         need(&c->in, 4096);
         struct epoll_event e = {.events = EPOLLIN | EPOLLRDHUP, .data.ptr = c};
         epoll_ctl(ep, EPOLL_CTL_ADD, fd, &e);
@@ -543,7 +634,8 @@ static void usage(void) {
     fputs("mockserver [--port 8100 (0: a free one)] [--mode schedule|flood] [--tokens N (0: the request's max_tokens)] [--k TOKENS_PER_CHUNK]\n"
           "  [--ttft MS] [--tpot MS] [--jitter-ttft MS] [--jitter-gap MS] [--stall-p P --stall-ms MS] [--seed S]\n"
           "  [--role-first --role-at MS] [--finish-separate] [--usage-delay MS] [--burst EVENTS_PER_WRITE (flood)]\n"
-          "  [--prompt-tokens N] [--model NAME] [--log FILE] [--until-eof]\n", stderr);
+          "  [--prompt-tokens N] [--model NAME] [--log FILE] [--until-eof]\n"
+          "  [--tls-cert FILE --tls-key FILE (PEM; built with -DKV_TLS)]\n", stderr);
     exit(2);
 }
 int main(int argc, char **argv) {
@@ -571,7 +663,18 @@ int main(int argc, char **argv) {
         else if (!strcmp(a, "--prompt-tokens")) cf.prompt_tokens = atoi(v);
         else if (!strcmp(a, "--model")) cf.model = v;
         else if (!strcmp(a, "--log")) cf.log = v;
+        else if (!strcmp(a, "--tls-cert")) cf.tls_cert = v;
+        else if (!strcmp(a, "--tls-key")) cf.tls_key = v;
         else usage();
+    }
+    if (!cf.tls_cert != !cf.tls_key) { fputs("mockserver: --tls-cert and --tls-key go together\n", stderr); return 2; }
+    if (cf.tls_cert) {
+#ifdef KV_TLS
+        tls_start();
+#else
+        fputs("mockserver: this one was built without TLS (see the head of mockserver.c)\n", stderr);
+        return 2;
+#endif
     }
     if (cf.k < 1) cf.k = 1;
     struct sigaction sa = {.sa_handler = on_sig};
@@ -612,7 +715,7 @@ int main(int argc, char **argv) {
             if (evs[i].data.ptr == &cf) { char x[64]; if (read(STDIN_FILENO, x, sizeof x) <= 0) stop = 1; continue; }
             struct conn *c = evs[i].data.ptr;
             if (c->fd < 0) continue;
-            if ((evs[i].events & EPOLLOUT) && c->busy && !(cf.flood && cf.burst && c->r->stream)) {
+            if (((evs[i].events & EPOLLOUT) || c->write_wants_in) && c->busy && !(cf.flood && cf.burst && c->r->stream)) {
                 int st = pump(c);
                 if (st < 0) continue;
                 if (st == 1 && c->ev == c->r->nev && c->hpos < 0 && c->off == c->r->b.n) {
@@ -621,7 +724,7 @@ int main(int argc, char **argv) {
                     continue;
                 }
             }
-            if (evs[i].events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) on_read(c);
+            if ((evs[i].events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) || (c->want_out & READER)) on_read(c);
         }
         /* flood with --burst: one pass over the ring, K events per connection */
         struct conn *c = ring_head;
