@@ -30,6 +30,8 @@ def finish(session: KvSession, verdicts: list[dict[str, Any]], *, exit_code: int
     blocks = session.found()
     if session.settings.record and not interrupted:
         notes += record(session, blocks, __version__)
+    if session.settings.replay:
+        notes += _as_stored(session, verdicts)
     failed = any(colour == "invalid" for colour, _ in notes)
     complete = not interrupted and all(b["complete"] for b in blocks)
     worth_it = blocks or interrupted  # a collection error must not replace an earlier report by an empty one
@@ -55,6 +57,17 @@ def finish(session: KvSession, verdicts: list[dict[str, Any]], *, exit_code: int
     if target != session.scratch and not failed and not any(b["error"] for b in blocks):
         shutil.rmtree(session.scratch, ignore_errors=True)
     return notes, failed
+
+
+def _as_stored(session: KvSession, verdicts: list[dict[str, Any]]) -> list[Note]:
+    """Whether a run that was judged again came out as it did when it was measured."""
+    from .replay import compared
+
+    same, lines = compared(session.stored_run.document["verdicts"], verdicts)
+    return [
+        ("", f"{same} of {len(verdicts)} verdict(s) are those of {session.settings.replay}, to the last digit"),
+        *(("", f"  {x}") for x in lines),
+    ]
 
 
 def _guarded(session: KvSession, what: str, step: Callable[[], object]) -> str:
@@ -174,12 +187,20 @@ def run_document(
     for block in blocks:
         for row in settled(session, block):
             rows.setdefault((row["block"], row["key"]), row)
-    kept = ("complete", "error", "server_start_s", "spent_s", "measurements")
+    kept = ("complete", "error", "server_start_s", "spent_s", "measurements", "evidence", "broken")
     return {
         "schema": "pytest-kvcache/run/1", "complete": complete, "interrupted": interrupted,
         "session": session.id, "started": session.started, "seconds": round(time.monotonic() - session.began, 1),
         "command": session.settings.command, "exit_code": exit_code, "plugin": __version__, "gpu": session.settings.gpu.key,
         "profile": session.settings.profile, "plan": plan, "environments": {b["id"]: b["environment"] for b in blocks},
         "blocks": {b["id"]: {k: b[k] for k in kept} for b in blocks}, "verdicts": list(rows.values()),
-        "expected_false_alarms": false_alarms(sum(r["p_seq"] is not None for r in rows.values())),
+        **_replayed(session), "expected_false_alarms": false_alarms(sum(r["p_seq"] is not None for r in rows.values())),
     }  # fmt: skip
+
+
+def _replayed(session: KvSession) -> dict[str, Any]:
+    """Where the figures of a run come from that was not measured."""
+    if not session.settings.replay:
+        return {}
+    old = session.stored_run.document
+    return {"replayed": {"file": str(session.stored_run.file)} | {k: old[k] for k in ("session", "started", "plugin")}}

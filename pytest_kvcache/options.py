@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from . import frameworks
+from .core.commandline import masked_words
 from .core.gpus import find_gpu
 from .core.models import MODELS, default_model, find_model
 from .core.spec import PROFILES, Framework, Gpu, Model, UserError
@@ -25,6 +27,7 @@ _OPTIONS = (
     ("budget", "string", "TIME", "Stop starting new runs after this time: 90, 45s, 30m, 2h"),
     ("baselines", "string", "DIR", "Folder of the stored numbers (default: baselines in the root directory)"),
     ("record", "string", "missing|all", "Record this session's runs as the baseline: where there is none, or anew"),
+    ("replay", "string", "RUN", "Judge a stored run (a folder of --kv-report, or its run.json) again; starts no engine"),
     ("report", "string", "DIR", "Write report.html, run.json and every request into this folder"),
 )
 _REPEATABLE = ("framework", "model", "serve-arg")
@@ -57,7 +60,8 @@ class Engine:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything the user asked for, checked. `baselines_given` tells a folder named by the user from the default."""
+    """Everything the user asked for, checked. `baselines_given` tells a folder named by the user from the default; `stored` are
+    the scenarios of each block of the run to `replay`."""
 
     gpu: Gpu
     engines: tuple[Engine, ...]
@@ -69,6 +73,8 @@ class Settings:
     baselines_given: bool
     record: str | None
     report: Path | None
+    replay: Path | None
+    stored: Mapping[str, frozenset[str]]
     strict: bool
     start_timeout_s: float | None
     command: str
@@ -85,8 +91,8 @@ def _values(config: pytest.Config, name: str) -> list[str]:
 
 
 def active(config: pytest.Config) -> bool:
-    """Whether a device was named; without one every suite is skipped."""
-    return bool(_value(config, "gpu"))
+    """Whether a device was named, or a stored run; without either every suite is skipped."""
+    return bool(_value(config, "gpu") or _value(config, "replay"))
 
 
 def _choice(option: str, value: str, allowed: tuple[str, ...]) -> str:
@@ -123,31 +129,73 @@ def _unique(names: list[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is judged: said by the options or, for a stored run, by that run."""
+
+    gpu: str
+    profile: str
+    frameworks: list[str]
+    models: tuple[Model, ...]
+    stored: Mapping[str, frozenset[str]]
+
+
+def _asked(config: pytest.Config) -> Subject:
+    gpu = find_gpu(_value(config, "gpu"))
+    return Subject(
+        gpu=gpu.key,
+        profile="ci",
+        frameworks=_unique(_values(config, "framework") or [frameworks.default_name(gpu.kind)]),
+        models=tuple(_model(n) for n in _unique(_values(config, "model") or [default_model(gpu)])),
+        stored={},
+    )
+
+
+def _stored(config: pytest.Config, path: Path) -> Subject:
+    """From the run to be judged again; an option that says otherwise is an error."""
+    from . import replay
+
+    _, run = replay.head(path)
+    plan = replay.plan_of(run)
+    named = [_unique([b.split("/", 2)[i] for b in plan]) for i in (0, 1)]
+    for option, has in (("gpu", [run["gpu"]]), ("framework", named[0]), ("model", named[1])):
+        given = [_value(config, "gpu")] if option == "gpu" else _values(config, option)
+        if other := [g for g in given if g and g not in has]:
+            raise UserError(f"--kv-{option}={other[0]}: the run to be judged again is of {', '.join(has)}; leave the option out")
+    if _value(config, "record"):
+        raise UserError("--kv-record: nothing is measured with --kv-replay, so there is nothing to record")
+    models = tuple(find_model(key) or Model(key=key) for key in named[1])
+    return Subject(gpu=run["gpu"], profile=run["profile"], frameworks=named[0], models=models, stored=plan)
+
+
 def read_settings(config: pytest.Config) -> Settings:
     """The settings; raises UserError, one line, for anything that cannot be right."""
-    gpu = find_gpu(_value(config, "gpu"))
+    run = _value(config, "replay")
+    replay = config.invocation_params.dir / run if run else None
+    subject = _stored(config, replay) if replay else _asked(config)
     named = _value(config, "baselines")
     # An option is typed somewhere, an ini value belongs to the project.
     folder = (config.invocation_params.dir if config.getoption("kv_baselines") else config.rootpath) / (named or "baselines")
-    models = tuple(_model(n) for n in _unique(_values(config, "model") or [default_model(gpu)]))
-    if len({m.key for m in models}) < len(models):
-        raise UserError(f"--kv-model: two models would share a name in baselines: {', '.join(m.key for m in models)}")
+    if len({m.key for m in subject.models}) < len(subject.models):
+        raise UserError(f"--kv-model: two models would share a name in baselines: {', '.join(m.key for m in subject.models)}")
     timeout = str(config.getini("kv_start_timeout"))
     report, record, budget = _value(config, "report"), _value(config, "record"), _value(config, "budget")
     return Settings(
-        gpu=gpu,
-        engines=tuple(_engine(config, n) for n in _unique(_values(config, "framework") or [frameworks.default_name(gpu.kind)])),
-        models=models,
+        gpu=find_gpu(subject.gpu),
+        engines=tuple(_engine(config, n) for n in subject.frameworks),
+        models=subject.models,
         serve_args=tuple(_values(config, "serve_arg")),
-        profile=_choice("profile", _value(config, "profile") or "ci", PROFILES),
+        profile=_choice("profile", _value(config, "profile") or subject.profile, PROFILES),
         budget_s=parse_time(budget, "--kv-budget") if budget else None,
         baselines=folder,
         baselines_given=bool(named),
         record=_choice("record", record, ("missing", "all")) if record else None,
         report=config.invocation_params.dir / report if report else None,
+        replay=replay,
+        stored=subject.stored,
         strict=bool(config.getini("kv_strict")),
         start_timeout_s=parse_time(timeout, "kv_start_timeout") if timeout else None,
-        command=shlex.join(["pytest", *map(str, config.invocation_params.args)]),
+        command=shlex.join(["pytest", *masked_words(map(str, config.invocation_params.args))]),
     )
 
 

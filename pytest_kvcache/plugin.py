@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 __all__ = ["kv_drive", "kv_endpoint", "kv_framework", "kv_gate", "kv_gpu", "kv_model", "kv_result", "kv_scenario"]
 
 NEEDS_GPU = "needs --kv-gpu (for example: pytest --kv-gpu=cpu)"
+NO_SERVER = "measures by hand on a running server; --kv-replay starts none"
 MEASURED = "kv_result"  # a test that uses this fixture is measured before it runs
-OURS = {"kv_gpu", "kv_framework", "kv_model", "kv_result", "kv_endpoint", "kv_drive"}  # ... and these need a device
+BY_HAND = {"kv_endpoint", "kv_drive"}
+OURS = {"kv_gpu", "kv_framework", "kv_model", "kv_result", *BY_HAND}  # these need a device
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -74,12 +76,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    inactive = not options.active(config)
+    settings = config.stash.get(SETTINGS, None)
     for item in items:
-        if OURS & set(getattr(item, "fixturenames", ())):
+        if ours := OURS & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.kvcache)
-            if inactive:
+            if settings is None:
                 item.add_marker(pytest.mark.skip(reason=NEEDS_GPU))
+            elif settings.replay and BY_HAND & ours:
+                item.add_marker(pytest.mark.skip(reason=NO_SERVER))
 
 
 class _usage_errors:
@@ -137,6 +141,8 @@ class Conductor:
 
     def pytest_report_header(self) -> str:
         s = self.settings
+        if s.replay:
+            return f"kvcache: judging {s.replay} again, profile {s.profile}"
         engines = ", ".join(e.framework.name for e in s.engines)
         models = ", ".join(m.key for m in s.models)
         return f"kvcache: {engines} serving {models} on {s.gpu.key}, profile {s.profile}, baselines {s.baselines}"
@@ -176,7 +182,9 @@ class Conductor:
         from .core.plan import block_id
 
         s = self.settings
-        out = [i for i in items if (sc := scenario_of(i)) and not sc.applies_to(s.profile, s.gpu.kind)]
+        out = [
+            i for i in items if (sc := scenario_of(i)) and not (self._is_stored(i) if s.replay else sc.applies_to(s.profile, s.gpu.kind))
+        ]
         if out:
             self.config.hook.pytest_deselected(items=out)
         left_out = set(map(id, out))
@@ -186,6 +194,13 @@ class Conductor:
             want = self._wanted(item, strict=False)
             places.append((first.setdefault(block_id(want), n) if want else n, item))
         items[:] = [item for _, item in sorted(places, key=lambda p: p[0])]
+
+    def _is_stored(self, item: pytest.Item) -> bool:
+        """Whether the run that is judged again has measured what a test asks for."""
+        from .core.plan import block_id
+
+        want = self._wanted(item, strict=False)
+        return want is None or str(want.scenario) in self.settings.stored.get(block_id(want), ())
 
     def _wanted(self, item: pytest.Item, *, strict: bool = True) -> Wanted | None:
         """What a test asks to be measured; None for an ordinary or a skipped one."""

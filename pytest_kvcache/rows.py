@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .core import baseline as stored
 from .core.gate import IMPROVEMENT, INVALID, MISMATCH, NO_BASELINE, REGRESSION, fails
 from .core.metrics import find_metric
 from .core.plan import GateSpec
@@ -22,7 +21,7 @@ def row(session: KvSession, block: dict[str, Any], spec: GateSpec, test: str) ->
         "key": spec.key, "test": test, "block": block["id"], "family": spec.family, "scenario": spec.scenario,
         "arm": spec.arm, "metric": spec.metric, "unit": metric.unit, "better": metric.better,
         "outcome": "failed" if failed else "passed", "cure": _cure(session, found),
-        "changed": _changed(session, block, spec.key) if regressed else [],
+        "changed": list(block["evidence"][spec.key]["changed"]) if regressed else [],
         "moved_with": _moved_with(block, spec.key) if regressed else [],
     }  # fmt: skip
 
@@ -35,6 +34,8 @@ def settled(session: KvSession, block: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _cure(session: KvSession, found: dict[str, Any]) -> str | None:
     command = session.settings.command
+    if session.settings.replay:
+        return None  # what was measured then is no ground to store anything now
     if found["verdict"] == IMPROVEMENT:
         return f"{command} --kv-record=all   (stores the better level, so that losing it again is noticed)"
     stale = found["verdict"] == INVALID and found["reason"].startswith(MISMATCH)
@@ -51,12 +52,3 @@ def _moved_with(block: dict[str, Any], key: str) -> list[str]:
         if other != key and v["low"] is not None and (v["low"] > 0 if better == "lower" else v["high"] < 0):
             moved.append(f"{other.split('/', 1)[1]} {100 * v['change']:+.0f} %")
     return moved[:4]
-
-
-def _changed(session: KvSession, block: dict[str, Any], key: str) -> list[str]:
-    """What differs from the environment in which the gate's baseline was last recorded."""
-    from .core.fingerprint import differences
-
-    framework, model, _ = block["id"].split("/", 2)
-    old = stored.newest_environment(session.document(framework, model), key)
-    return differences(old, block["environment"]) if old and block["environment"] else []

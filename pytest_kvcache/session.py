@@ -14,20 +14,24 @@ import os
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .core import baseline as stored
+from .core.evidence import Evidence, changes, gather
 from .core.gate import INVALID, Rule, Verdict, rule_for
-from .core.metrics import find_metric
 from .core.plan import Block, Cost, cost, make_plan, plan_row, runs_range, undeclared
 from .core.record import Trace
-from .core.spec import Arm, SpecError, UserError
+from .core.spec import Arm, Scenario, SpecError, UserError
 from .options import Engine, Settings
 from .report import terminal
+
+if TYPE_CHECKING:
+    from .replay import StoredRun
 
 RunnerFactory = Callable[[str, str], Any]
 
@@ -59,6 +63,9 @@ class KvSession:
         folder = self.settings.baselines
         if self.settings.baselines_given and not folder.is_dir() and not self.settings.record:
             raise UserError(f"--kv-baselines={folder}: no such folder; add --kv-record=missing to create it")
+        if self.settings.replay:
+            self.stored_run  # noqa: B018 (read now, so that a damaged file is said now)
+            return
         for engine in self.settings.engines:
             for model in self.settings.models:
                 self.document(engine.framework.name, model.key)
@@ -69,11 +76,19 @@ class KvSession:
     def _check_device(self) -> None:
         if self.settings.gpu.kind == "cpu":
             return
-        from .harness.environment import nvidia_gpus
+        from .harness.nvml import gpus_in_use
 
-        found = [g["name"] for g in nvidia_gpus()]
+        found = [str(g.get("name", "unknown")) for g in gpus_in_use(os.environ)]
         if not set(found) & set(self.settings.gpu.nvml_names):
-            raise UserError(f"--kv-gpu={self.settings.gpu.key}: this machine has {', '.join(found) or 'no GPU'}")
+            raise UserError(f"--kv-gpu={self.settings.gpu.key}: this machine has {', '.join(found)}")
+
+    @cached_property
+    def stored_run(self) -> StoredRun:
+        """The run that is judged again."""
+        from .replay import load
+
+        assert self.settings.replay
+        return load(self.settings.replay)
 
     def document(self, framework: str, model: str) -> dict[str, Any]:
         """The baseline document of an engine and a model, read once."""
@@ -113,6 +128,11 @@ class KvSession:
         from .harness.measure import clock
 
         blocks = list(self.blocks.values())
+        if self.settings.replay:
+            self.say(f"judging {len(blocks)} block(s) of {self.settings.replay} again; nothing is started or measured")
+            if read:
+                write_json(self.scratch / "plan.json", self.stored_run.document["plan"])
+            return
         costs = [self.cost(b, read=read) for b in blocks]
         low, high = (sum(c.seconds[i] for c in costs) for i in (0, 1))
         starts = (sum(c.starts[0] for c in costs), sum(c.starts[1] for c in costs))
@@ -164,11 +184,22 @@ class KvSession:
         from .harness.files import write_json
 
         meter = None
-        empty: dict[str, Any] = {"id": block.id, "complete": True, "server_start_s": [], "spent_s": {}, "measurements": [], "traces": []}
+        empty: dict[str, Any] = {
+            "id": block.id,
+            "complete": True,
+            "server_start_s": [],
+            "spent_s": {},
+            "measurements": [],
+            "traces": [],
+            "evidence": {},
+            "broken": [],
+        }
         try:
+            if self.settings.replay:
+                return self._judge_again(block, path)
             with lease(self.device(), say=self.say):
                 meter = self._meter(block, path)
-                return meter.measure()  # type: ignore[no-any-return]
+                return self._compared(block, meter.measure())
         except (UserError, SpecError) as e:
             error = str(e)
         except OSError as e:
@@ -185,12 +216,38 @@ class KvSession:
             write_json(path, found)
         return found
 
+    def _judge_again(self, block: Block, path: Path) -> dict[str, Any]:
+        """The block of a stored run; against the baselines of then, or those of a folder that was named."""
+        from .harness.files import write_json
+        from .replay import evidence, judged, lost_row
+
+        run = self.stored_run
+        rows = run.rows(block.id)
+        if self.settings.baselines_given:
+            workloads = {m["scenario"]: t.workload for m, t in rows if t}
+            cores = {m["canary"]["cores"] for m, _ in rows if m["canary"]}
+            known = self._evidence(
+                block, run.document["environments"][block.id], {t.scenario: workloads.get(str(t.scenario), "") for t in block.tasks},
+                cores.pop() if len(cores) == 1 else None,
+            )  # fmt: skip
+        else:
+            known = evidence(run, block)
+        found = judged(run, block, known, self.rule)
+        if self.settings.baselines_given:
+            self._compared(block, found)
+        if self.settings.report:
+            names = [t for t in run.document["traces"] if t["block"] == block.id]
+            found["traces"] = [self._keep(path.stem, t) if t else lost_row(name) for name, (_, t) in zip(names, rows, strict=True)]
+        write_json(path, found)
+        return found
+
     def device(self) -> str:
         if self.settings.gpu.kind == "cpu":
             return "cpu"
-        from .harness.environment import nvidia_gpus
+        from .core.cards import device_id
+        from .harness.nvml import gpus_in_use
 
-        return str(next((g["uuid"] for g in nvidia_gpus() if g["name"] in self.settings.gpu.nvml_names), self.settings.gpu.key))
+        return str(device_id(gpus_in_use(os.environ)[0]) or self.settings.gpu.key)
 
     def _meter(self, block: Block, path: Path) -> Any:
         from .harness.files import write_json
@@ -200,18 +257,33 @@ class KvSession:
         environment = runner.environment(block.arms)
         canary = runner.canary()
         cores = canary["cores"] if canary else None
-        doc, record, bases, needs = self.document(block.framework, block.model), self.settings.record, {}, {}
-        for task in block.tasks:
-            now = stored.Current(environment=environment, workload=runner.workload(task.scenario), cores=cores)
-            for gate in task.gates:
-                bases[gate.key] = base = stored.lookup(doc, gate.key, find_metric(gate.metric), now)
-                needs[gate.key] = stored.need(base, self.rule, record=record, smoke=self.settings.profile == "smoke")
+        evidence = self._evidence(block, environment, {t.scenario: runner.workload(t.scenario) for t in block.tasks}, cores)
         deadline = self.began + self.settings.budget_s if self.settings.budget_s else None
-        orders = Orders(rule=self.rule, needs=needs, bases=bases, deadline=deadline)
+        needs, bases = {k: e.need for k, e in evidence.items()}, {k: e.base for k, e in evidence.items()}
         return BlockMeter(
-            block, runner, orders, environment=environment, keep=lambda trace: self._keep(path.stem, trace),
-            save=lambda plain: write_json(path, plain), say=self.say,
+            block, runner, Orders(rule=self.rule, needs=needs, bases=bases, deadline=deadline), environment=environment,
+            evidence={k: e.plain() for k, e in evidence.items()}, keep=lambda trace: self._keep(path.stem, trace),
+            save=lambda plain: write_json(path, self._compared(block, plain)), say=self.say,
         )  # fmt: skip
+
+    def _compared(self, block: Block, plain: dict[str, Any]) -> dict[str, Any]:
+        """A block's result with what its environment has changed since each gate's baseline."""
+        doc = self.document(block.framework, block.model)
+        for key, evidence in plain["evidence"].items():
+            evidence["changed"] = changes(doc, key, plain["environment"])
+        return plain
+
+    def _evidence(
+        self, block: Block, environment: dict[str, Any], workloads: Mapping[Scenario, str], cores: int | None
+    ) -> dict[str, Evidence]:
+        """What each gate of a block is judged against, from the baselines."""
+        doc, smoke = self.document(block.framework, block.model), self.settings.profile == "smoke"
+        found = {}
+        for task in block.tasks:
+            now = stored.Current(environment=environment, workload=workloads[task.scenario], cores=cores)
+            for gate in task.gates:
+                found[gate.key] = gather(doc, gate, now, self.rule, record=self.settings.record, smoke=smoke)
+        return found
 
     def _keep(self, name: str, trace: Trace) -> dict[str, Any]:
         """The raw trace in a file, and the row that stands for it in the block's result."""

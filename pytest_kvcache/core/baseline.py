@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from .fingerprint import identity_differences
 from .gate import MIN_BASE_RUNS, Base, Rule
 from .metrics import Metric
 
 SCHEMA = "pytest-kvcache/baseline/1"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +28,9 @@ def empty(gpu: str, framework: str, model: str) -> dict[str, Any]:
     return {"schema": SCHEMA, "gpu": gpu, "framework": framework, "model": model, "sessions": {}, "entries": {}}
 
 
-def by_session(runs: Sequence[Mapping[str, Any]], field: Callable[[Mapping[str, Any]], float]) -> tuple[tuple[float, ...], ...]:
+def by_session(runs: Sequence[Mapping[str, Any]], field: Callable[[Mapping[str, Any]], T]) -> tuple[tuple[T, ...], ...]:
     """A figure of each run, grouped by session in the order they were recorded."""
-    grouped: dict[str, list[float]] = {}
+    grouped: dict[str, list[T]] = {}
     for run in runs:
         grouped.setdefault(run["session"], []).append(field(run))
     return tuple(map(tuple, grouped.values()))
@@ -63,8 +64,10 @@ def lookup(doc: Mapping[str, Any], key: str, metric: Metric, now: Current) -> Ba
         return Base(missing="no baseline is stored for this gate")
     if problem := _mismatch(doc, entry, metric, now):
         return Base(mismatch=problem)
-    sessions = by_session(entry["runs"], lambda run: float(run["value"]))
-    return Base(sessions=sessions, unit=entry["unit"], definition=entry["definition"], canary_ms=canary_of(entry["runs"], now.cores))
+    return Base(
+        sessions=by_session(entry["runs"], lambda run: run["value"]), samples=by_session(entry["runs"], lambda run: run["n"]),
+        canary_ms=canary_of(entry["runs"], now.cores), unit=entry["unit"], better=entry["better"], definition=entry["definition"],
+    )  # fmt: skip
 
 
 def need(base: Base, rule: Rule, *, record: str | None, smoke: bool) -> str:

@@ -102,6 +102,11 @@ def find_metric(name: str) -> Metric:
     raise SpecError(f"no metric {name!r}; known: {', '.join(known)}")
 
 
+def quantile_of(name: str) -> float | None:
+    """Which quantile a metric's full name asks for (`ttft_ms.p99`: 0.99); None for one that has no distribution."""
+    return QUANTILES.get(name.partition(".")[2])
+
+
 def percentile(values: Sequence[float], q: float, *, failed: int = 0) -> float | None:
     """The inverted-CDF quantile (an observed value, no interpolation) of `values` with `failed` more at infinity.
 

@@ -6,13 +6,14 @@ measured as one and shares no server start with another block.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from .gate import Rule
-from .metrics import QUANTILES, find_metric, too_few
+from .lint import gate_problem
+from .metrics import find_metric
+from .samples import default_margin
 from .spec import Arm, ClosedLoop, Framework, Gate, Scenario, SpecError
 
 
@@ -26,6 +27,7 @@ class GateSpec:
     arm: str
     metric: str
     margin: float
+    floor: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,19 +73,15 @@ def as_gate(value: Gate | str) -> Gate:
 
 
 def gate_specs(want: Wanted, margin: float) -> tuple[GateSpec, ...]:
-    """The gates of one test, one for each arm; `margin` is the default."""
-    scenario = str(want.scenario)
+    """The gates of one test, one for each arm; `margin` is the device's default. SpecError for what can be no gate."""
+    scenario, requests = str(want.scenario), want.scenario.n_requests
     for gate in want.gates:
-        quantile = gate.metric.partition(".")[2]
-        if quantile and too_few(quantile, want.scenario.n_requests):
-            raise SpecError(
-                f"{want.family}/{scenario}: {gate.metric} of {want.scenario.n_requests} requests is only their largest value; "
-                f"gate a lower quantile, or ask for more (requests={math.ceil(1 / (1 - QUANTILES[quantile]) - 1e-9)})"
-            )
+        if problem := gate_problem(gate, requests):
+            raise SpecError(f"{want.family}/{scenario}: Gate({gate.metric!r}): {problem}")
     return tuple(
         GateSpec(
-            key=f"{want.family}/{scenario}/{arm.name}/{gate.metric}", family=want.family, scenario=scenario,
-            arm=arm.name, metric=gate.metric, margin=gate.margin or margin,
+            key=f"{want.family}/{scenario}/{arm.name}/{gate.metric}", family=want.family, scenario=scenario, arm=arm.name,
+            metric=gate.metric, margin=gate.margin or default_margin(margin, gate.metric.partition(".")[2], requests), floor=gate.floor,
         )
         for arm in want.scenario.arms
         for gate in want.gates
@@ -95,7 +93,7 @@ def _place(s: Scenario) -> tuple[Any, ...]:
 
 
 def make_plan(wanted: Iterable[Wanted], margin: float) -> tuple[Block, ...]:
-    """Blocks in the order of their first test. Two tests that claim one key with different margins are an error."""
+    """Blocks in the order of their first test. Two tests that claim one key with different margins or floors are an error."""
     work: dict[str, dict[Scenario, dict[str, GateSpec]]] = {}
     heads: dict[str, Wanted] = {}
     for want in wanted:
@@ -103,7 +101,8 @@ def make_plan(wanted: Iterable[Wanted], margin: float) -> tuple[Block, ...]:
         gates = work.setdefault(block_id(head), {}).setdefault(want.scenario, {})
         for spec in gate_specs(want, margin):
             if gates.setdefault(spec.key, spec) != spec:
-                raise SpecError(f"{spec.key}: two tests claim it with margins {gates[spec.key].margin} and {spec.margin}")
+                one, two = (f"margin={g.margin:g}, floor={g.floor:g}" for g in (gates[spec.key], spec))
+                raise SpecError(f"{spec.key}: two tests claim it, one with {one}, one with {two}")
     return tuple(
         Block(
             id=name, framework=heads[name].framework, model=heads[name].model, arms=heads[name].scenario.arms,

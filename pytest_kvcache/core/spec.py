@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -171,14 +172,20 @@ class OpenLoop(Scenario):
 
 @dataclass(frozen=True)
 class Gate:
-    """What a test claims: `metric` is no worse than its baseline by more than `margin` (a fraction; None: the default)."""
+    """What a test claims: `metric` is no worse than its baseline by more than `margin` (a fraction; None: the default).
+
+    A change smaller than `floor`, in the metric's own unit, is no loss either, however large a fraction it is.
+    """
 
     metric: str
     margin: float | None = None
+    floor: float = 0.0
 
     def __post_init__(self) -> None:
         if self.margin is not None and not 0 < self.margin < 1:
             raise SpecError(f"Gate({self.metric!r}): margin={self.margin!r} must lie between 0 and 1 (0.05 is 5 %)")
+        if not 0 <= self.floor < math.inf:
+            raise SpecError(f"Gate({self.metric!r}): floor={self.floor!r} must be 0 or a change in the metric's own unit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +210,8 @@ class Gpu:
 class Model:
     """A model to serve: a catalogue row, or one made from a path or a hub id.
 
-    `package` and `package_file` name a distribution that carries the weights; `path` is set once located.
+    `package` and `package_file` name a distribution that carries the weights; `path` is set once located. `parameters` are
+    the weights that every decoded token is multiplied with (a tied embedding once, an input embedding of its own not).
     """
 
     key: str
@@ -215,6 +223,7 @@ class Model:
     layers: int | None = None
     kv_heads: int | None = None
     head_dim: int | None = None
+    parameters: int | None = None
     source: str = ""
 
 
@@ -243,6 +252,8 @@ class Framework:
     weights loadable that the framework cannot serve as they are; it is skipped when the target exists.
     `known_failures` maps patterns of the server's log to what they mean. `counters` names the series of its metrics page
     (`metrics`) that count `output` and `input` tokens, `prefix_queries` and `prefix_hits` (tokens) and `preemptions`.
+    `resolved` names what the server decides itself (`attention_backend`, `block_size`, `kv_blocks`, `kv_tokens`,
+    `max_model_len`, `dtype`, `kv_dtype`, `quantization`, `eager`, …) with patterns of its log or metrics page; see `core.resolved`.
     """
 
     name: str
@@ -260,4 +271,5 @@ class Framework:
     kv_dtypes: tuple[str, ...] = ("auto",)
     weight_dtypes: tuple[str, ...] = ("auto",)
     known_failures: tuple[tuple[str, str], ...] = ()
+    resolved: tuple[tuple[str, str], ...] = ()
     source: str = ""

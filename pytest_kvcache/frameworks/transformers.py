@@ -5,6 +5,10 @@ Read in huggingface/transformers 5.24.0: flags in `src/transformers/cli/serve.py
 `usage`); `generation_config` and the pinned model in `cli/serving/utils.py`; an `eos_token_id` of -1 disables the end
 of text in `generation/continuous_batching/requests.py`. It exports no metrics page.
 
+Of what it decides itself it tells two things: that continuous batching replaced the attention (`continuous_api.py`, a
+warning), and with every request whether it batches continuously. Blocks and memory of its cache go to a logger
+("ContinuousBatchingLogger") that `--log-level` does not reach: unknown here.
+
 A GGUF file is unpacked once into 16-bit safetensors: served directly, its weights stay packed and `serve` fails on the
 missing architecture (seen with 5.24.0).
 """
@@ -62,6 +66,10 @@ TRANSFORMERS = Framework(
         (r"Missing dependencies for serving", "its serving extra is not installed: pip install 'transformers[serving]'"),
         (r"DefaultCPUAllocator: can't allocate memory|OutOfMemoryError|std::bad_alloc", "out of memory"),
         (r"(?:Repository Not Found|LocalEntryNotFoundError|couldn't connect to)", "the model cannot be fetched from the hub"),
+    ),
+    resolved=(
+        ("attention_backend", r"Switching from \S+ to (\w+)\. If you need"),
+        ("continuous_batching", r"\[Request received\] Model: .*, CB: (True|False)"),
     ),
     source="huggingface/transformers 5.24.0 src/transformers/cli/serve.py",
 )

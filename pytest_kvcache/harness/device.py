@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from pytest_kvcache.core import cgroup, cputime
+from pytest_kvcache.core.commandline import masked_words
 from pytest_kvcache.core.spec import UserError
 
 LOCK_DIR_ENV = "KV_LOCK_DIR"
@@ -159,7 +160,7 @@ def _sign(fd: int) -> None:
     """Write `pid<TAB>argv`, for those who wait."""
     program = Path(sys.argv[0] or "python")
     name = program.parent.name if program.name == "__main__.py" else program.name
-    text = f"{os.getpid()}\t{shlex.join([name, *sys.argv[1:]])[:300]}\n"
+    text = f"{os.getpid()}\t{shlex.join([name, *masked_words(sys.argv[1:])])[:300]}\n"
     with suppress(OSError):  # opened for reading only, or the disk is full: the lock holds all the same
         os.ftruncate(fd, 0)
         os.pwrite(fd, text.encode(errors="replace"), 0)

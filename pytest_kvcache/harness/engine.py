@@ -17,6 +17,7 @@ from . import weights
 from .canary import canary
 from .device import LoadWatch
 from .environment import fingerprint
+from .resolved import resolved_configuration
 from .running import RunningEngine
 from .server import serve
 
@@ -137,4 +138,5 @@ class EngineRunner:
                 arm=arm,
                 run=run,
                 workload=self.workload,
+                resolved=resolved_configuration(self.spec.framework, server.log, server.base_url),
             )

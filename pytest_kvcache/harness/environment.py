@@ -2,56 +2,37 @@
 
 from __future__ import annotations
 
-import fnmatch
-import importlib
 import importlib.metadata
-import json
 import os
 import platform
 import re
-import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pytest_kvcache.core import cgroup
-from pytest_kvcache.core.spec import UserError
+from ..core import cards, cgroup
+from ..core.commandline import is_secret_name, masked, stable_argv, stable_word
+from ..core.fingerprint import FRAMEWORK
+from .interpreter import cuda_runtime, frameworks, installed, speed_distributions
+from .nvml import Parts, gpu_parts
+from .nvml import nvidia_gpus as nvidia_gpus
 
 GIB = 1 << 30
-ASK_TIMEOUT_S = 20
 
-# What decides speed below a framework, when it is installed: optional accelerators are used without being required.
-SPEED_DISTRIBUTIONS = (
-    *("torch", "numpy", "tokenizers", "safetensors", "accelerate", "uvicorn", "fastapi", "triton", "pytorch-triton*"),
-    *("nvidia-*", "flash-attn*", "flashinfer*", "vllm*", "gguf", "transformers", "xformers", "uvloop"),
+# What decides speed below a framework: its own variables, those of CUDA and the kernels, of threads and of memory.
+SPEED_ENV = frozenset(
+    {"LD_PRELOAD", "LD_LIBRARY_PATH", "TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NVIDIA_TF32_OVERRIDE"}
+    | {"NVIDIA_VISIBLE_DEVICES", "CUDA_VERSION"}
 )
-SPEED_ENV = ("CUDA_VISIBLE_DEVICES", "LD_PRELOAD", "TOKENIZERS_PARALLELISM")
-SPEED_ENV_PREFIXES = ("OMP_", "MKL_", "OPENBLAS_", "KMP_", "GOMP_", "PYTORCH_", "VLLM_", "TRANSFORMERS_")
+SPEED_ENV_PREFIXES = (
+    *("OMP_", "MKL_", "OPENBLAS_", "KMP_", "GOMP_", "MALLOC_", "PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "TRITON_", "NCCL_"),
+    *("CUDA_", "CUBLAS_", "CUBLASLT_", "CUDNN_", "FLASHINFER_", "FLASH_ATTENTION_", "XFORMERS_", "GGML_", "LLAMA_"),
+    *("VLLM_", "SGLANG_", "SGL_", "TLLM_", "TRTLLM_", "TRANSFORMERS_"),
+)
 # A fingerprint is stored and published, so nothing secret; and nothing that differs between sessions of one setup.
-NEVER_ENV = re.compile(r"KEY|TOKEN(?!S|IZ)|SECRET|PASSWORD|OFFLINE|_PORT$|_IP$")
-
-# Runs in the framework's interpreter, of any Python 3.8 or later. The working directory is not its site.
-ASK = """
-import sys
-sys.path[:] = [p for p in sys.path if p]
-import json, platform
-from importlib import metadata
-found = {}
-for d in metadata.distributions():
-    try:
-        name, version = d.metadata["Name"], d.version
-        source = json.loads(d.read_text("direct_url.json") or "{}")
-        commit = source.get("vcs_info", {}).get("commit_id", "")[:12]
-        if name and version:
-            found.setdefault(name, version + ("@" + commit if commit else ""))
-    except Exception:
-        pass
-print()
-print(json.dumps({"python": platform.python_version(), "distributions": found}))
-"""
+NEVER_ENV = re.compile(r"OFFLINE|_PORT$|_IP$|_ADDR$|^CUDA_(HOME|PATH)|_(CACHE_DIR|CACHE_ROOT|HOME)$")
 
 
 def fingerprint(
@@ -65,6 +46,7 @@ def fingerprint(
     """Where and with what a server is measured: `identity` must match, `subject` may vary, `context` is only shown.
 
     `python` is the framework's own interpreter, `argv` its command line, `env` its environment (default: ours).
+    `distributions` are the framework and what it depends on, itself first.
     """
     asked = installed(python)
     env = os.environ if env is None else env
@@ -72,13 +54,17 @@ def fingerprint(
     identity, gpu_subject, gpu_context = _cpu_parts() if gpu_key == "cpu" else _gpu_parts(env)
     subject = {
         **_cpu_limits(),
+        **_settings(),
+        **_container(env),
         **gpu_subject,
         "python": asked["python"],
+        FRAMEWORK: frameworks(asked["distributions"], distributions) or None,
+        "cuda_runtime": cuda_runtime(asked["distributions"]),
         **speed_distributions(asked["distributions"], distributions),
-        **{name: _stable_word(value, home, tmp) for name, value in speed_env(env).items()},
+        **{name: stable_word(value, home, tmp) for name, value in speed_env(env).items()},
         "server_argv": stable_argv(argv, python=python, home=home, tmp=tmp),
     }
-    return {"identity": identity, "subject": _known(subject), "context": _known({**_context(), **gpu_context})}
+    return {"identity": _known(identity), "subject": _known(subject), "context": _known({**_context(), **gpu_context})}
 
 
 def _known(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,78 +78,10 @@ def _read(path: str) -> str | None:
         return None
 
 
-# --- the framework's interpreter ---------------------------------------------------------------------------------
-
-
-@cache
-def installed(python: str) -> dict[str, Any]:
-    """`python` (its version) and `distributions` ({normal name: version}) of an interpreter, asked once."""
-    try:
-        done = subprocess.run(
-            [python, "-c", ASK],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=ASK_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as e:
-        why = f"no answer in {ASK_TIMEOUT_S} s" if isinstance(e, subprocess.TimeoutExpired) else e.strerror
-        raise UserError(f"{python}: cannot be asked for its packages ({why}); check kv_python_<framework>") from e
-    try:
-        found = json.loads((done.stdout.strip().splitlines() or [""])[-1])
-        versions = {normal_name(k): str(v) for k, v in found["distributions"].items()}
-        return {"python": str(found["python"]), "distributions": versions}
-    except (ValueError, TypeError, KeyError) as e:
-        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise UserError(f"{python}: cannot be asked for its packages ({last}); check kv_python_<framework>") from e
-
-
-def normal_name(name: str) -> str:
-    """A distribution's name as package indexes compare it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def speed_distributions(found: Mapping[str, str], asked: tuple[str, ...]) -> dict[str, str]:
-    """`dist:<name>` of the distributions asked for and of all installed ones that decide speed."""
-    names = {normal_name(n) for n in asked}
-    chosen = (n for n in found if n in names or any(fnmatch.fnmatchcase(n, p) for p in SPEED_DISTRIBUTIONS))
-    return {f"dist:{n}": found[n] for n in sorted(chosen)}
-
-
 def speed_env(env: Mapping[str, str]) -> dict[str, str]:
-    """`env:<NAME>` of the variables that change speed."""
-    names = (n for n in env if (n in SPEED_ENV or n.startswith(SPEED_ENV_PREFIXES)) and not NEVER_ENV.search(n))
-    return {f"env:{n}": env[n] for n in sorted(names)}
-
-
-def stable_argv(argv: tuple[str, ...], *, python: str, home: str, tmp: str) -> list[str]:
-    """A command line without what differs between sessions: port, temporary paths, interpreter, home directory."""
-    scripts = os.path.dirname(python) + "/"
-    words = []
-    for before, word in zip(("", *argv), argv, strict=False):
-        if word == python:
-            words.append("{python}")
-        elif len(scripts) > 1 and word.startswith(scripts):
-            words.append("{bin}/" + word[len(scripts) :])
-        elif word.isdigit() and re.fullmatch(r"--?([a-z-]+-)?port|-p", before):
-            words.append("{port}")
-        else:
-            words.append(_stable_word(word, home, tmp))
-    return words
-
-
-def _stable_word(word: str, home: str, tmp: str) -> str:
-    word = re.sub(r"^(--?(?:[a-z-]+-)?port=)\d+$", r"\1{port}", word)
-    word = re.sub(r"(127\.0\.0\.1|localhost|0\.0\.0\.0|\[::1?\]):\d+", r"\1:{port}", word)
-    word = re.sub(rf"(?<![\w/.]){re.escape(tmp)}(/[^\s\"',:=]*)?(?![\w.-])", _short_temporary, word)
-    return re.sub(rf"(?<![\w/.]){re.escape(home)}(?=/|$)", "~", word) if len(home) > 1 else word
-
-
-def _short_temporary(path: re.Match[str]) -> str:
-    """Only the last name of a temporary path says anything, unless `tempfile` made that up, too."""
-    name = (path[1] or "").rstrip("/").rpartition("/")[2]
-    return "{tmp}" if not name or re.fullmatch(r"tmp[a-z0-9_]{8}", name) else "{tmp}/" + name
+    """`env:<NAME>` of the variables that change speed, none of them secret."""
+    names = (n for n in env if n in SPEED_ENV or n.startswith(SPEED_ENV_PREFIXES))
+    return {f"env:{n}": masked(env[n]) for n in sorted(names) if not NEVER_ENV.search(n) and not is_secret_name(n)}
 
 
 # --- the machine ---------------------------------------------------------------------------------------------------
@@ -185,24 +103,15 @@ def cpu_identity(cpuinfo: str) -> dict[str, str]:
     return found
 
 
-def _cpu_parts() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def _cpu_parts() -> Parts:
     return cpu_identity(_read("/proc/cpuinfo") or ""), {}, {}
 
 
-def _gpu_parts(env: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    cards = _visible(nvidia_gpus(), env.get("CUDA_VISIBLE_DEVICES"))
-    names = list(dict.fromkeys(c["name"] for c in cards if "name" in c))
-    memory = max((c["memory_mib"] for c in cards if "memory_mib" in c), default=None)
-    subject = {"driver": next((c["driver"] for c in cards if "driver" in c), None), "gpu_memory_mib": memory}
-    context = {"gpu_uuids": [c["uuid"] for c in cards if "uuid" in c]}
-    return ({"gpu": " + ".join(names)} if names else {}), subject, context
-
-
-def _visible(cards: list[dict[str, Any]], chosen: str | None) -> list[dict[str, Any]]:
-    """The cards that CUDA_VISIBLE_DEVICES leaves; all when it is unset or names none of them."""
-    words = [w.strip() for w in (chosen or "").split(",") if w.strip()]
-    found = [c for w in words for c in cards if w == str(c["index"]) or str(c.get("uuid", "")).startswith(w)]
-    return found or cards
+def _gpu_parts(env: Mapping[str, str]) -> Parts:
+    """On a GPU the processors are no identity, but what a move to another host varies."""
+    identity, subject, context = gpu_parts(env)
+    cpu = cpu_identity(_read("/proc/cpuinfo") or "")
+    return identity, {**subject, "cpu": cpu["gpu"], "cpu_id": cpu.get("cpu_id")}, context
 
 
 def _cpu_limits() -> dict[str, Any]:
@@ -218,6 +127,44 @@ def _cpu_limits() -> dict[str, Any]:
     }
 
 
+# name: file, what of it is the value (the pattern's group), what that is called
+_SETTINGS: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
+    "cpu_smt": ("/sys/devices/system/cpu/smt/active", r"^([01])$", {"0": "off", "1": "on"}),
+    "cpu_turbo": ("/sys/devices/system/cpu/intel_pstate/no_turbo", r"^([01])$", {"0": "on", "1": "off"}),
+    "cpu_boost": ("/sys/devices/system/cpu/cpufreq/boost", r"^([01])$", {"0": "off", "1": "on"}),
+    "numa_nodes": ("/sys/devices/system/node/online", r"^([\d,-]+)$", {}),
+    "numa_balancing": ("/proc/sys/kernel/numa_balancing", r"^(\d)$", {"0": "off", "1": "on"}),
+    "transparent_hugepages": ("/sys/kernel/mm/transparent_hugepage/enabled", r"\[(\w+)\]", {}),
+}
+
+
+def _settings() -> dict[str, str]:
+    """What an administrator sets once for the machine."""
+    told = {}
+    for name, (path, pattern, words) in _SETTINGS.items():
+        if found := re.search(pattern, (_read(path) or "").strip()):
+            told[name] = words.get(found[1], found[1])
+    return told
+
+
+def _container(env: Mapping[str, str]) -> dict[str, Any]:
+    """`container`: what runs us, and with podman which image (docker does not tell); `shm_gib`: the size of its /dev/shm."""
+    podman = _read("/run/.containerenv")
+    image = re.search(r'^imageid="([0-9a-f]{12})', podman or "", re.M)
+    kinds = {
+        "kubernetes": "KUBERNETES_SERVICE_HOST" in env,
+        f"podman {image[1]}" if image else "podman": podman is not None,
+        "docker": _read("/.dockerenv") is not None,
+        str(env.get("container")): bool(env.get("container")),  # systemd's word for others: lxc, systemd-nspawn
+    }
+    try:
+        shm = os.statvfs("/dev/shm")
+        shm_gib = round(shm.f_blocks * shm.f_frsize / GIB, 2)
+    except OSError:
+        shm_gib = None
+    return {"container": next((kind for kind, here in kinds.items() if here), None), "shm_gib": shm_gib}
+
+
 def _memory_bytes() -> int | None:
     found = re.search(r"^MemTotal:\s+(\d+) kB", _read("/proc/meminfo") or "", re.M)
     return int(found[1]) * 1024 if found else None
@@ -229,6 +176,7 @@ def _context() -> dict[str, Any]:
     booted = re.search(r"^btime (\d+)$", _read("/proc/stat") or "", re.M)
     return {
         "host": platform.node() or None,
+        "cpu_list": cards.ranges(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "kernel": platform.release() or None,
         "libc": " ".join(platform.libc_ver()).strip() or None,
         "os": _quiet(lambda: platform.freedesktop_os_release()["PRETTY_NAME"]),
@@ -250,37 +198,3 @@ def _quiet(ask: Callable[[], str]) -> str | None:
 
 def _iso(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
-
-
-def nvidia_gpus() -> list[dict[str, Any]]:
-    """The NVIDIA cards of this machine: `index`, `uuid`, `name`, `memory_mib`, `driver`; unreadable ones absent."""
-    try:
-        nvml = importlib.import_module("pynvml")
-    except ImportError as e:
-        raise UserError("NVIDIA cards cannot be read without nvidia-ml-py: pip install nvidia-ml-py") from e
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError as e:
-        cure = "check that nvidia-smi works here, or measure on the CPU with --kv-gpu=cpu"
-        raise UserError(f"no NVIDIA driver answers here ({type(e).__name__}): {cure}") from e
-    try:
-        return [_card(nvml, i) for i in range(nvml.nvmlDeviceGetCount())]
-    finally:
-        nvml.nvmlShutdown()
-
-
-def _card(nvml: Any, index: int) -> dict[str, Any]:
-    def reading(ask: Callable[[], Any]) -> Any:
-        try:
-            value = ask()
-        except nvml.NVMLError:
-            return None
-        return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-    handle = reading(lambda: nvml.nvmlDeviceGetHandleByIndex(index))
-    known = {"index": index, "driver": reading(nvml.nvmlSystemGetDriverVersion)}
-    if handle is not None:
-        known["uuid"] = reading(lambda: nvml.nvmlDeviceGetUUID(handle))
-        known["name"] = reading(lambda: nvml.nvmlDeviceGetName(handle))
-        known["memory_mib"] = reading(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total >> 20)
-    return _known(known)

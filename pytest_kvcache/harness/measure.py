@@ -9,10 +9,25 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..core.gate import INCONCLUSIVE, INVALID, NO_BASELINE, Base, Rule, Verdict, geometric_mean, judge
-from ..core.metrics import find_metric, measure
+from ..core.gate import (
+    INCONCLUSIVE,
+    INVALID,
+    NO_BASELINE,
+    Base,
+    Limit,
+    Rule,
+    Verdict,
+    geometric_mean,
+    in_unit,
+    judge,
+    too_few_samples,
+)  # fmt: skip
+from ..core.metrics import find_metric, measure, quantile_of
+from ..core.models import find_model
+from ..core.physics import limit_of
 from ..core.plan import Block, GateSpec, Task
 from ..core.record import OK, Trace
+from ..core.resolved import noted
 from ..core.spec import Arm, Scenario, UserError
 from ..core.validity import Spoiled, trace_problem
 
@@ -60,6 +75,7 @@ class Progress:
 
     block: Block
     environment: dict[str, Any]
+    evidence: dict[str, Any] = field(default_factory=dict)
     complete: bool = False
     error: str | None = None
     server_start_s: list[float] = field(default_factory=list)
@@ -69,40 +85,75 @@ class Progress:
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     broken: dict[tuple[str, str], str] = field(default_factory=dict)
 
+    def note_resolved(self, arm: str, found: Mapping[str, Any]) -> None:
+        """What a server made of its arguments is part of the environment, though known only when it runs."""
+        self.environment = {**self.environment, "subject": noted(self.environment.get("subject", {}), arm, found)}
+
     def runs(self, gate: GateSpec) -> list[dict[str, Any]]:
         """The valid runs of the gate's scenario."""
         return [m for m in self.measurements if m["valid"] and (m["scenario"], m["arm"]) == (gate.scenario, gate.arm)]
 
     def plain(self) -> dict[str, Any]:
-        named = ("complete", "error", "server_start_s", "spent_s", "measurements", "traces", "environment")
+        named = ("complete", "error", "server_start_s", "spent_s", "measurements", "traces", "environment", "evidence")
         found = {name: getattr(self, name) for name in named}
+        found["broken"] = [{"scenario": scenario, "arm": arm, "reason": why} for (scenario, arm), why in self.broken.items()]
         return found | {"id": self.block.id, "verdicts": {k: dataclasses.asdict(v) for k, v in self.verdicts.items()}}
 
 
 def settle(gate: GateSpec, progress: Progress, orders: Orders, *, final: bool) -> Verdict | None:
-    """The gate's verdict on what is known, or None when it needs more runs. Looks at no other gate."""
-    if reason := progress.broken.get((gate.scenario, gate.arm)):
-        return Verdict(verdict=INVALID, reason=reason, margin=gate.margin)
-    runs, metric = progress.runs(gate), find_metric(gate.metric)
+    """The gate's verdict on what is known, or None when it needs more runs. Looks at no other gate.
+
+    A decision is frozen: what came after the run that made it, for the sake of other gates, changes nothing.
+    """
+    runs, need, rule = progress.runs(gate), orders.needs[gate.key], orders.rule
     values: list[Any] = [m["metrics"].get(gate.metric) for m in runs]
-    need, base = orders.needs[gate.key], orders.bases[gate.key]
-    if any(v is None for v in values):
-        return Verdict(
-            verdict=INVALID, reason=f"{gate.metric} is missing from {values.count(None)} of {len(values)} runs", margin=gate.margin
-        )
+    whole = values.index(None) if None in values else len(values)
+    if need == "nothing":
+        return _judged(gate, progress, orders, [], final=True)
+    for n in sorted({whole, *(n for n in rule.looks if n < whole)}) if need == "judge" else ():
+        if (found := _judged(gate, progress, orders, runs[:n], final=False)).settled:
+            return found
+    enough = {"record": rule.record_runs, "report": 1, "judge": rule.looks[-1]}[need]
+    if whole < enough:
+        if whole < len(values):
+            return Verdict(verdict=INVALID, reason=f"{gate.metric} is missing from run {runs[whole]['run']}", margin=gate.margin)
+        if reason := progress.broken.get((gate.scenario, gate.arm)):
+            return Verdict(verdict=INVALID, reason=reason, margin=gate.margin)
+        if not final:
+            return None
+    if need == "judge":
+        return _judged(gate, progress, orders, runs[:enough], final=True)
     if need == "record":
-        return _recorded(gate, values, orders.rule, final=final)
-    if need == "report":
-        return _reported(gate, values, base) if values or final else None
-    if need == "judge" and not values:
-        spent = Verdict(verdict=INCONCLUSIVE, reason="the time budget was spent before the first run", margin=gate.margin)
-        return spent if final else None
-    found = judge(
-        base, values, better=metric.better, margin=gate.margin, rule=orders.rule, unit=metric.unit,
-        definition=metric.definition, final=final, canary_ms=_comparable(runs),
+        return _recorded(gate, values[:enough], rule)
+    return _reported(gate, values[:enough], orders.bases[gate.key], rule)
+
+
+def _judged(gate: GateSpec, progress: Progress, orders: Orders, runs: list[dict[str, Any]], *, final: bool) -> Verdict:
+    """The verdict on some runs of the gate, all of which have its metric."""
+    metric, base, quantile = find_metric(gate.metric), orders.bases[gate.key], quantile_of(gate.metric)
+    if orders.needs[gate.key] == "judge":
+        asked = _task(gate, progress).scenario.n_requests
+        for known, samples in ((Base(), (asked,)), (base, ())):  # what no run would change, before the first
+            if few := too_few_samples(known, samples, quantile=quantile, margin=gate.margin, rule=orders.rule):
+                return few
+        if not runs:
+            reason = "the time budget was spent before the first run"
+            return Verdict(verdict=INCONCLUSIVE, reason=reason, margin=gate.margin, more_runs=orders.rule.looks[0])
+    return judge(
+        base, [m["metrics"][gate.metric] for m in runs], better=metric.better, margin=gate.margin, rule=orders.rule, unit=metric.unit,
+        definition=metric.definition, samples=[m["requests"] for m in runs], quantile=quantile, limit=_limit(gate, progress),
+        floor=gate.floor, final=final, canary_ms=_comparable(runs),
     )  # fmt: skip
-    open_gate = found.verdict == INCONCLUSIVE and not found.reason.startswith("futile")
-    return None if open_gate and not final and len(values) < orders.rule.looks[-1] else found
+
+
+def _task(gate: GateSpec, progress: Progress) -> Task:
+    return next(t for t in progress.block.tasks if str(t.scenario) == gate.scenario)
+
+
+def _limit(gate: GateSpec, progress: Progress) -> Limit | None:
+    """What the device cannot exceed, where it and the model are in the catalogues."""
+    arm = next(a for a in progress.block.arms if a.name == gate.arm)
+    return limit_of(gate.metric, _task(gate, progress).scenario, arm, find_model(progress.block.model), progress.environment)
 
 
 def _comparable(runs: list[dict[str, Any]]) -> list[float | None]:
@@ -111,22 +162,23 @@ def _comparable(runs: list[dict[str, Any]]) -> list[float | None]:
     return [m["canary"]["ms"] if m["canary"] and len(cores) == 1 else None for m in runs]
 
 
-def _recorded(gate: GateSpec, values: list[float], rule: Rule, *, final: bool) -> Verdict | None:
-    if len(values) < rule.record_runs and not final:
-        return None
+def _recorded(gate: GateSpec, values: list[float], rule: Rule) -> Verdict:
     value = geometric_mean(values) if values else None
     short = "" if len(values) >= rule.record_runs else f"only {len(values)} of {rule.record_runs} runs were made"
     return Verdict(verdict=NO_BASELINE, reason=short, value=value, runs=tuple(values), margin=gate.margin)
 
 
-def _reported(gate: GateSpec, values: list[float], base: Base) -> Verdict:
+def _reported(gate: GateSpec, values: list[float], base: Base, rule: Rule) -> Verdict:
     value = geometric_mean(values) if values else None
+    if base.runs:
+        base = in_unit(base, find_metric(gate.metric).unit) or Base(mismatch=f"it is stored in {base.unit!r}")
     if not base.runs:
         return Verdict(verdict=NO_BASELINE, reason=base.missing or base.mismatch, value=value, runs=tuple(values), margin=gate.margin)
     stored = geometric_mean(base.runs)
     return Verdict(
         verdict=INCONCLUSIVE, reason="profile smoke takes one run: reported, not judged", value=value, baseline=stored,
         change=value / stored - 1 if value else None, runs=tuple(values), baseline_runs=base.runs, margin=gate.margin,
+        more_runs=max(1, rule.looks[0] - len(values)),
     )  # fmt: skip
 
 
@@ -134,11 +186,11 @@ class BlockMeter:
     """Measures one block. `keep` stores a raw trace for a row, `save` the plain progress after every scenario, `say` tells the user."""
 
     def __init__(
-        self, block: Block, runner: Runner, orders: Orders, *, environment: dict[str, Any],
+        self, block: Block, runner: Runner, orders: Orders, *, environment: dict[str, Any], evidence: dict[str, Any],
         keep: Callable[[Trace], dict[str, Any]], save: Callable[[dict[str, Any]], None], say: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.block, self.runner, self.orders, self.keep, self.save, self.say = block, runner, orders, keep, save, say
-        self.progress = Progress(block=block, environment=environment)
+        self.progress = Progress(block=block, environment=environment, evidence=evidence)
         self.began = time.monotonic()
 
     def measure(self) -> dict[str, Any]:
@@ -195,6 +247,7 @@ class BlockMeter:
         try:
             with self.runner.start(arm, run, attempt) as server:
                 self.progress.server_start_s.append(round(server.start_s, 3))
+                self.progress.note_resolved(arm.name, getattr(server, "resolved", {}))
                 problems = self._scenarios(server, arm, run, tasks)
         except Spoiled as e:  # before anything was measured
             problems = dict.fromkeys(tasks, (str(e), True))
@@ -248,16 +301,10 @@ class BlockMeter:
         return problem
 
     def _keep(self, arm: Arm, run: int, trace: Trace, problem: tuple[str, bool] | None) -> None:
-        from ..core.window import facts, window_of  # numpy: only once something has been measured
-
-        window = window_of(trace)
-        metrics, failed = measure(trace, window), sum(r.outcome != OK for r in trace.records)
+        row = measurement(trace, problem[0] if problem else None)
+        metrics = row["metrics"]
         self.progress.traces.append(self.keep(trace))
-        self.progress.measurements.append({
-            "scenario": trace.scenario, "arm": arm.name, "run": run, "valid": problem is None,
-            "invalid": problem[0] if problem else None, "metrics": metrics, "requests": len(trace.records),
-            "failed": failed, "load": trace.load | facts(trace, window), "canary": None,
-        })  # fmt: skip
+        self.progress.measurements.append(row)
         shown = (f"{label} {metrics[m]:.4g} {find_metric(m).unit}" for m, label in SHOWN.items() if m in metrics)
         self.say(f"  {trace.scenario}: " + (", ".join(shown) or "no figures") + ("" if problem is None else "  (does not count)"))
 
@@ -278,6 +325,18 @@ class BlockMeter:
         lows = {"judge": looks[0], "record": rule.record_runs, "report": 1}
         highs = {"judge": looks[-1], "record": rule.record_runs, "report": 1}
         return max(lows[n] for n in needs if n in lows), max(highs[n] for n in needs if n in highs)
+
+
+def measurement(trace: Trace, problem: str | None) -> dict[str, Any]:
+    """A trace in figures; `problem` says why it does not count."""
+    from ..core.window import facts, window_of  # numpy: only once something has been measured
+
+    window = window_of(trace)
+    return {
+        "scenario": trace.scenario, "arm": trace.arm, "run": trace.run, "valid": problem is None, "invalid": problem,
+        "metrics": measure(trace, window), "requests": len(trace.records), "failed": sum(r.outcome != OK for r in trace.records),
+        "load": trace.load | facts(trace, window), "canary": None,
+    }  # fmt: skip
 
 
 def _nothing(scenario: Scenario, arm: Arm, run: int) -> dict[str, Any]:

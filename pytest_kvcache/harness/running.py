@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
@@ -37,6 +37,7 @@ class RunningEngine:
     arm: Arm
     run: int
     workload: Callable[[Scenario], str]
+    resolved: Mapping[str, Any] = field(default_factory=dict)  # what the server made of its arguments, as it says itself
 
     @property
     def start_s(self) -> float:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..core.commandline import masked_words
 from ..core.spec import Framework, Launch, UserError
 from . import child
 from .ready import listeners, names, wait_ready
@@ -157,7 +158,7 @@ class EngineProcess:
         argv = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid()), str(GRACE_S), *self.argv]
         pipe = subprocess.PIPE
         with self.log.open("ab") as out:
-            out.write(f"$ {shlex.join(self.argv)}\n".encode())
+            out.write(f"$ {shlex.join(masked_words(self.argv))}\n".encode())
             out.flush()
             self._log_start = out.tell()
             proc = child.start(self.framework.name, argv, stdin=pipe, stdout=pipe, stderr=out, env=full, start_new_session=True)
@@ -248,7 +249,7 @@ class EngineProcess:
         reason = self._reason(text)
         parts = [f"{self.framework.name}: {what}" + (f"; reason: {reason}" if reason else "")]
         parts.append("\n  ".join([f"end of {self.log}:", *(tail or ["(nothing was logged)"])]))
-        parts.append(f"by hand: {shlex.join(by_hand)}")
+        parts.append(f"by hand: {shlex.join(masked_words(by_hand))}")
         taken = taken or (self.ended() is not None and ADDRESS_IN_USE.search("\n".join(tail)) is not None)
         return (PortTaken if taken else ServerError)("\n".join(parts))
 

@@ -158,6 +158,12 @@ def _write_array(z: zipfile.ZipFile, name: str, n: int, arrays: Iterator[Array] 
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
+def digest(path: Path) -> str:
+    """The SHA-256 of a file of requests; UserError where it cannot be read."""
+    with _faults(path, "file"), path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
 def read(path: Path) -> list[Trace | None]:
     """The traces of a file, exactly as they were; None where the requests of one are lost. UserError for a damaged file."""
     about = _about(path)

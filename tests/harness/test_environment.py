@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import json
 import platform
+import subprocess
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from pytest_kvcache.core.fingerprint import differences, identity_differences
-from pytest_kvcache.core.spec import UserError
 from pytest_kvcache.harness import environment
-from pytest_kvcache.harness.environment import cpu_identity, fingerprint, installed, nvidia_gpus, stable_argv
+from pytest_kvcache.harness.environment import cpu_identity, fingerprint
+
+from ..recorded_nvml import H200, SYSTEM, RecordedNvml, card, mig_slice, sliced
 
 on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-
-
-def script(path: Path, text: str) -> str:
-    path.write_text("#!/bin/sh\n" + text)
-    path.chmod(0o755)
-    return str(path)
 
 
 def take(**changes: Any) -> dict[str, Any]:
@@ -30,18 +27,37 @@ def take(**changes: Any) -> dict[str, Any]:
     return fingerprint(**{**asked, **changes})
 
 
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Takes a fingerprint on cards of a recording."""
+
+    def on(*cards: Any, env: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
+        monkeypatch.setitem(sys.modules, "pynvml", RecordedNvml(*cards, **more))
+        return take(gpu_key="h200-sxm", env=env or {})
+
+    return on
+
+
+def check_form(found: dict[str, Any]) -> None:
+    """JSON-plain, as the schema of a run has it, and nothing that is None."""
+    schema = json.loads((importlib.resources.files("pytest_kvcache.schemas") / "run.schema.json").read_text())
+    jsonschema.validate(found, {"$ref": "#/$defs/environment", "$defs": schema["$defs"]})
+    assert json.loads(json.dumps(found)) == found
+    assert None not in [v for section in found.values() for v in section.values()]
+
+
 @on_linux
 def test_fingerprint_of_this_machine() -> None:
     found = take(argv=(sys.executable, "-m", "x", "--port", "8123"), env={})
-    assert json.loads(json.dumps(found)) == found
+    check_form(found)
     assert set(found) == {"identity", "subject", "context"}
     assert found["identity"]["gpu"].endswith(" cores")
     subject = found["subject"]
     assert subject["python"] == platform.python_version()
-    assert subject["dist:pytest"] == pytest.__version__
+    assert (subject["framework"], subject["dist:pytest"]) == (["pytest"], pytest.__version__)
     assert subject["server_argv"] == ["{python}", "-m", "x", "--port", "{port}"]
     assert subject["cpus_allowed"] >= 1
-    assert {"host", "kernel", "memory_gib", "date", "boot_time", "load_average"} <= set(found["context"])
+    assert {"host", "kernel", "memory_gib", "date", "boot_time", "load_average", "cpu_list"} <= set(found["context"])
     for section in found.values():
         for value in section.values():
             assert isinstance(value, str | int | float | bool | list)
@@ -60,90 +76,35 @@ def test_the_environment_given_is_the_servers() -> None:
     assert differences(old, new) == ["env:OMP_NUM_THREADS: 2 -> absent", "env:VLLM_CPU_KVCACHE_SPACE: absent -> 4"]
 
 
-def test_environment_variables_that_change_speed_and_no_secrets() -> None:
+@on_linux
+def test_no_secret_reaches_the_fingerprint() -> None:
+    env = {"VLLM_API_KEY": "s3cr3t-1", "HF_TOKEN": "s3cr3t-2", "VLLM_PROXY": "http://me:s3cr3t-3@proxy:1"}
+    env |= {"PYTORCH_X": "token=s3cr3t-4", "TRANSFORMERS_AUTH": "s3cr3t-5", "SGLANG_X": '{"password": "s3cr3t-6"}'}
+    argv = ("docker", "run", "-e", "HF_TOKEN=s3cr3t-7", "image", "--api-key", "s3cr3t-8", "s3cr3t-9", "--hf-token=s3cr3t-10")
+    found = json.dumps(take(env=env, argv=argv))
+    assert "s3cr3t" not in found
+    assert "--api-key" in found
+    assert "env:VLLM_PROXY" in found
+
+
+def test_environment_variables_that_change_speed() -> None:
     env = {
         "OMP_NUM_THREADS": "2",
         "PYTORCH_CUDA_ALLOC_CONF": "x",
         "TRANSFORMERS_ATTN": "y",
         "VLLM_MAX_TOKENS_PER_EXPERT": "9",
-        "VLLM_API_KEY": "secret",
-        "VLLM_HUB_TOKEN": "secret",
-        "VLLM_PORT": "8123",
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "PATH": "/bin",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "NCCL_P2P_DISABLE": "1",
+        "NVIDIA_TF32_OVERRIDE": "0",
     }
-    assert environment.speed_env(env) == {
-        "env:OMP_NUM_THREADS": "2",
-        "env:PYTORCH_CUDA_ALLOC_CONF": "x",
-        "env:TRANSFORMERS_ATTN": "y",
-        "env:VLLM_MAX_TOKENS_PER_EXPERT": "9",
+    never = {
+        *("VLLM_API_KEY", "VLLM_HUB_TOKEN", "VLLM_PORT", "VLLM_HOST_IP", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "PATH", "CUDA_HOME"),
+        *("TRITON_CACHE_DIR", "VLLM_CACHE_ROOT", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR", "MASTER_ADDR", "NVIDIA_REQUIRE_CUDA"),
     }
+    assert environment.speed_env({**env, **dict.fromkeys(never, "x")}) == {f"env:{k}": v for k, v in env.items()}
 
 
-def test_distributions_asked_for_and_those_that_decide_speed() -> None:
-    found = {"my-engine": "1", "torch": "2.13.0+cpu", "nvidia-cublas-cu12": "12.1", "requests": "2"}
-    chosen = environment.speed_distributions(found, ("My_Engine", "not-installed"))
-    assert chosen == {"dist:my-engine": "1", "dist:nvidia-cublas-cu12": "12.1", "dist:torch": "2.13.0+cpu"}
-
-
-@pytest.mark.parametrize(
-    ("word", "stable"),
-    [
-        ("/opt/env/bin/python", "{python}"),
-        ("/opt/env/bin/vllm", "{bin}/vllm"),
-        ("--port=8123", "--port={port}"),
-        ("--metrics-port=1", "--metrics-port={port}"),
-        ("http://127.0.0.1:8123/v1", "http://127.0.0.1:{port}/v1"),
-        ("/tmp/pytest-of-me/pytest-7/x0/model", "{tmp}/model"),
-        ("/tmp/tmpab12cd_x", "{tmp}"),
-        ("--log=/tmp/a/b.log", "--log={tmp}/b.log"),
-        ('{"path": "/tmp/a/b"}', '{"path": "{tmp}/b"}'),
-        ("/tmpfiles/x", "/tmpfiles/x"),
-        ("/data/tmp/x", "/data/tmp/x"),
-        ("/home/me/models/m", "~/models/m"),
-        ("/home/meow", "/home/meow"),
-        ("8123", "8123"),
-    ],
-)
-def test_words_of_a_command_line_are_stable(word: str, stable: str) -> None:
-    assert stable_argv((word,), python="/opt/env/bin/python", home="/home/me", tmp="/tmp") == [stable]
-
-
-def test_only_the_number_after_a_port_option_is_a_port() -> None:
-    words = ("--port", "8123", "--seed", "8123", "-p", "1", "--master-port", "2")
-    stable = ["--port", "{port}", "--seed", "8123", "-p", "{port}", "--master-port", "{port}"]
-    assert stable_argv(words, python="python3", home="/", tmp="/tmp") == stable
-
-
-def test_an_interpreter_is_asked_once_and_noise_on_its_output_is_ignored(tmp_path: Path) -> None:
-    answer = '{"python": "3.12.1", "distributions": {"Flash_Attn": "2.8"}}'
-    python = script(tmp_path / "python", f"echo asked >> {tmp_path}/log\necho noise\necho '{answer}'\n")
-    for _ in range(2):
-        assert installed(python) == {"python": "3.12.1", "distributions": {"flash-attn": "2.8"}}
-    assert (tmp_path / "log").read_text() == "asked\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("echo 'no such module' >&2; exit 3", "no such module"),
-        ("exit 3", "exit status 3"),
-        ("echo '[1]'", "exit status 0"),
-        ("exec sleep 5", "no answer in 0.3 s"),
-    ],
-)
-def test_an_interpreter_that_cannot_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str) -> None:
-    monkeypatch.setattr(environment, "ASK_TIMEOUT_S", 0.3)
-    python = script(tmp_path / "python", text + "\n")
-    with pytest.raises(UserError) as caught:
-        installed(python)
-    assert str(caught.value).startswith(f"{python}: cannot be asked for its packages ({why})")
-
-
-def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"/none: cannot be asked .*No such file"):
-        installed(str(tmp_path / "none"))
+# --- the machine ---------------------------------------------------------------------------------------------------
 
 
 X86 = """\
@@ -173,70 +134,134 @@ def test_cpu_identity_where_little_is_known() -> None:
     assert cpu_identity("")["gpu"].endswith(", 1 cores")
 
 
-class NVMLError(Exception):
-    pass
-
-
-class NVMLError_LibraryNotFound(NVMLError):
-    pass
-
-
-class NVMLError_NotSupported(NVMLError):
-    pass
-
-
-def refuse(*_: Any) -> Any:
-    raise NVMLError_NotSupported
-
-
 @pytest.fixture
-def nvml(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
-    """Two cards; an old binding that answers in bytes."""
-    fake = types.SimpleNamespace(
-        NVMLError=NVMLError,
-        nvmlInit=lambda: None,
-        nvmlShutdown=lambda: None,
-        nvmlDeviceGetCount=lambda: 2,
-        nvmlDeviceGetHandleByIndex=lambda i: i,
-        nvmlDeviceGetUUID=lambda h: f"GPU-{h}a".encode(),
-        nvmlDeviceGetName=lambda h: b"NVIDIA H200",
-        nvmlDeviceGetMemoryInfo=lambda h: types.SimpleNamespace(total=150754820096),
-        nvmlSystemGetDriverVersion=lambda: b"570.86",
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
-    return fake
+def files(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The files that are there, in place of the machine's own."""
+    here: dict[str, str] = {}
+    monkeypatch.setattr(environment, "_read", here.get)
+    return here
 
 
-def test_cards_are_read(nvml: types.SimpleNamespace) -> None:
-    card = {"index": 0, "uuid": "GPU-0a", "name": "NVIDIA H200", "memory_mib": 143771, "driver": "570.86"}
-    assert nvidia_gpus() == [card, {**card, "index": 1, "uuid": "GPU-1a"}]
+def subject_with(files: dict[str, str], env: dict[str, str] | None = None) -> dict[str, Any]:
+    return take(env=env or {})["subject"]
 
 
-def test_a_reading_that_fails_is_absent(nvml: types.SimpleNamespace) -> None:
-    nvml.nvmlDeviceGetMemoryInfo = nvml.nvmlSystemGetDriverVersion = refuse
-    assert nvidia_gpus()[0] == {"index": 0, "uuid": "GPU-0a", "name": "NVIDIA H200"}
-    nvml.nvmlDeviceGetHandleByIndex = refuse
-    assert nvidia_gpus() == [{"index": 0}, {"index": 1}]
+def test_settings_of_the_machine_are_read_and_unknown_ones_are_absent(files: dict[str, str]) -> None:
+    names = {"cpu_smt", "cpu_turbo", "cpu_boost", "numa_nodes", "numa_balancing", "transparent_hugepages", "cpu_governor", "container"}
+    assert not names & set(subject_with(files))
+    files |= {
+        "/sys/devices/system/cpu/smt/active": "1\n",
+        "/sys/devices/system/cpu/intel_pstate/no_turbo": "1\n",
+        "/sys/devices/system/node/online": "0-1\n",
+        "/proc/sys/kernel/numa_balancing": "0\n",
+        "/sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
+        "/sys/devices/system/cpu/cpufreq/boost": "odd",
+    }
+    files |= {f"/sys/devices/system/cpu/cpu{n}/cpufreq/scaling_governor": ("powersave\n", "performance\n")[n % 2] for n in range(4096)}
+    found = subject_with(files)
+    told = {"cpu_smt": "on", "cpu_turbo": "off", "numa_nodes": "0-1", "numa_balancing": "off", "transparent_hugepages": "madvise"}
+    assert told.items() <= found.items()
+    assert "cpu_boost" not in found
+    assert found["cpu_governor"] in ("performance, powersave", "performance", "powersave")
 
 
-def test_no_driver_is_one_clear_line(nvml: types.SimpleNamespace) -> None:
-    def missing() -> None:
-        raise NVMLError_LibraryNotFound
+@pytest.mark.parametrize(
+    ("here", "env", "container"),
+    [
+        ({"/.dockerenv": ""}, {}, "docker"),
+        ({"/.dockerenv": ""}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "kubernetes"),
+        ({"/run/.containerenv": ""}, {}, "podman"),
+        ({"/run/.containerenv": 'engine="podman-5"\nimage="x:latest"\nimageid="0123456789abcdef"\n'}, {}, "podman 0123456789ab"),
+        ({}, {"container": "lxc"}, "lxc"),
+        ({}, {}, None),
+    ],
+)
+def test_what_contains_us(files: dict[str, str], here: dict[str, str], env: dict[str, str], container: str | None) -> None:
+    files |= here
+    assert subject_with(files, env).get("container") == container
 
-    nvml.nvmlInit = missing
-    with pytest.raises(UserError, match=r"^no NVIDIA driver answers here \(NVMLError_LibraryNotFound\): .*nvidia-smi"):
-        nvidia_gpus()
+
+@on_linux
+def test_limits_of_a_container_are_subjects(files: dict[str, str]) -> None:
+    files |= {
+        "/proc/self/cgroup": "0::/\n",
+        "/proc/self/mountinfo": "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup rw\n",
+        "/sys/fs/cgroup/cpu.max": "150000 100000\n",
+        "/sys/fs/cgroup/memory.max": f"{8 << 30}\n",
+    }
+    found = subject_with(files)
+    assert (found["cpu_quota_cores"], found["memory_limit_gib"]) == (1.5, 8.0)
 
 
-def test_no_package_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(UserError, match="pip install nvidia-ml-py"):
-        nvidia_gpus()
+# --- cards ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_gpu_fingerprint_keeps_the_card_in_the_context(nvml: types.SimpleNamespace) -> None:
-    found = take(gpu_key="h200", env={"CUDA_VISIBLE_DEVICES": "GPU-1a"})
+def test_a_gpu_fingerprint_has_the_card_and_its_host(play: Any) -> None:
+    found = play(H200, env={"CUDA_VISIBLE_DEVICES": "GPU-0a"})
+    check_form(found)
     assert found["identity"] == {"gpu": "NVIDIA H200"}
-    assert found["subject"]["driver"] == "570.86"
-    assert found["context"]["gpu_uuids"] == ["GPU-1a"]
-    assert found["subject"]["env:CUDA_VISIBLE_DEVICES"] == "GPU-1a"
+    told = {"driver": "580.159.04", "cuda_driver": "13.0", "gpu_count": 1, "gpu_ecc": "on", "env:CUDA_VISIBLE_DEVICES": "GPU-0a"}
+    assert told.items() <= found["subject"].items()
+    assert found["subject"]["cpu"].endswith("cores")
+    assert found["context"]["gpu_uuids"] == ["GPU-0a000000-0000-4000-8000-000000000000"]
+
+
+def test_a_driver_upgrade_is_told_first_and_the_moment_is_not_told(play: Any) -> None:
+    old = play(H200)
+    later = card(VbiosVersion="96.00.B0", ClockInfo={"by": {1: 1980, 2: 3201}}, Temperature=70, CurrPcieLinkGeneration=1)
+    new = play(later, system={**SYSTEM, "nvmlSystemGetDriverVersion": "590.10"})
+    assert differences(old, new) == ["driver: 580.159.04 -> 590.10", "gpu_vbios: 96.00.A5.00.01 -> 96.00.B0"]
+    assert identity_differences(old, new) == []
+
+
+UPGRADES = {
+    "ecc": ({"EccMode": [0, 0]}, "gpu_ecc: on -> off"),
+    "power limit": ({"EnforcedPowerLimit": 400000}, "gpu_power_limit_w: 700 -> 400"),
+    "clocks": ({"ApplicationsClock": {"by": {0: 1200, 2: 3201}}}, "gpu_clock_application_mhz: 1980 -> 1200"),
+    "persistence": ({"PersistenceMode": 0}, "gpu_persistence: on -> off"),
+    "compute mode": ({"ComputeMode": 3}, "gpu_compute_mode: default -> exclusive process"),
+    "pcie": ({"MaxPcieLinkGeneration": 4}, "gpu_pcie_generation_max: 5 -> 4"),
+    "numa": ({"MemoryAffinity": [1]}, "gpu_numa_nodes: 1 -> 0"),
+    "inforom": ({"InforomImageVersion": "G600"}, "gpu_inforom: G525.0225.00.05 -> G600"),
+    "nvlink": ({"NvLinkState": {"by": {0: 1, 1: 0}}}, "gpu_nvlinks: 18 -> 1"),
+    "a link that shrank": ({"CurrPcieLinkWidth": 8}, "gpu_pcie_width: 16 -> 8"),
+    "another card": ({"UUID": "GPU-b"}, "gpu_uuids: added GPU-b; removed GPU-0a000000-0000-4000-8000-000000000000"),
+    "a reading that is gone": ({"EccMode": {"error": "NotSupported"}}, "gpu_ecc: on -> absent"),
+}
+
+
+@pytest.mark.parametrize("what", UPGRADES)
+def test_what_may_vary_on_a_card_is_one_line_and_comparable(play: Any, what: str) -> None:
+    changes, line = UPGRADES[what]
+    old, new = play(H200), play(card(**changes))
+    assert differences(old, new) == [line]
+    assert identity_differences(old, new) == []
+
+
+OTHERS = {
+    "another model": ((card(Name="NVIDIA H100 80GB HBM3"),), "gpu: NVIDIA H200 -> NVIDIA H100 80GB HBM3"),
+    "a near name": ((card(Name="NVIDIA H200 NVL"),), "gpu: NVIDIA H200 -> NVIDIA H200 NVL"),
+    "a slice": ((sliced(H200, mig_slice(1, "1g.18gb")),), "mig: absent -> 1g.18gb"),
+    "a virtual GPU": ((card(Name="NVIDIA H200-141C"),), "gpu: NVIDIA H200 -> NVIDIA H200-141C"),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_what_is_no_longer_the_same_thing_is_refused(play: Any, what: str) -> None:
+    cards, line = OTHERS[what]
+    old, new = play(H200), play(*cards)
+    assert identity_differences(old, new) == [line]
+    assert identity_differences(old, old) == []
+
+
+def test_nothing_is_read_when_the_module_is_loaded() -> None:
+    """No library for cards, no process, no file outside the package."""
+    code = (
+        "import sys, subprocess, os\n"
+        "def no(*a, **k): raise SystemExit('touched the world')\n"
+        "subprocess.Popen = os.statvfs = os.sched_getaffinity = no\n"
+        "import pytest_kvcache.harness.environment\n"
+        "assert 'pynvml' not in sys.modules and 'numpy' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -71,7 +71,7 @@ class Project:
             "no:cacheprovider" if "--lf" not in args and "--keep" not in args else "no:doctest",
             "-p",
             "no:randomly" if "randomly" not in args else "randomly",
-            "--kv-gpu=cpu",
+            *([] if any(a.startswith(("--kv-replay", "--kv-gpu")) for a in args) else ["--kv-gpu=cpu"]),
             *[a for a in args if a not in ("--keep", "randomly", "-p")],
         ]
 

@@ -117,7 +117,7 @@ def make_block(scenarios: list[str], runs: int = 3) -> Plain:
     return {
         "complete": True, "error": None, "server_start_s": [5.2, 5.0, 5.1][:runs] + [5.3] * (runs - 3),
         "spent_s": {s: 30.1 * (i + 1) for i, s in enumerate(scenarios)},
-        "measurements": [make_measured(s, r + 1) for r in range(runs) for s in scenarios],
+        "measurements": [make_measured(s, r + 1) for r in range(runs) for s in scenarios], "evidence": {}, "broken": [],
     }  # fmt: skip
 
 
@@ -196,7 +196,7 @@ def broken() -> Plain:
         make_verdict("invalid", **UNMEASURED, reason=log),
         make_verdict("invalid", **TPOT | UNMEASURED, reason=log),
     ]
-    block = {"complete": True, "error": log, "server_start_s": [], "spent_s": {}, "measurements": []}
+    block = {"complete": True, "error": log, "server_start_s": [], "spent_s": {}, "measurements": [], "evidence": {}, "broken": []}
     return make_run(verdicts, blocks={BLOCK: block}, environments={BLOCK: {}}, exit_code=1)
 
 

@@ -1,0 +1,144 @@
+"""The two sides of a comparison: new runs against a baseline, or two arms round by round. See `core.rule.Sides`. Pure.
+
+All values are logs oriented so that + is worse (`core.stats.worse_logs`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from . import stats
+from .rule import IMPROVEMENT, INCONCLUSIVE, PASS, REGRESSION
+from .steadiness import Unsteady, drift_note, noisier_note, outlier, unless_unsteady, unsteady
+
+# The canary (a fixed piece of work with no framework in it) repeats itself within a few per cent in one state of the machine.
+CANARY_NOISE = 0.05
+# How much of a canary's change (as a log) a server's figures may follow, either way. Seen on one machine: 0.33.
+STATE_SHARE = 0.35
+
+
+@dataclass(frozen=True, kw_only=True)
+class Canary:
+    """What the canary took (ms) beside each run of the baseline and beside each new one; a time that is not known is None."""
+
+    old: tuple[float, ...] = ()
+    new: tuple[float | None, ...] = ()
+
+    def shift(self, runs: int) -> float:
+        """How far the machine was from its state at the baseline, over the first `runs`: the canary's change as a log.
+
+        0 within its noise, and where it is not known of every run.
+        """
+        new = [v for v in self.new[:runs] if v]
+        if not self.old or not new or len(new) < len(self.new[:runs]):
+            return 0.0
+        change = stats.mean([math.log(v) for v in new]) - stats.mean([math.log(v) for v in self.old])
+        return change if abs(change) > CANARY_NOISE else 0.0
+
+
+def _shift_words(shift: float) -> str:
+    return f"the machine itself was in another state than at the baseline (canary {100 * math.expm1(shift):+.0f} %)"
+
+
+def _unless_shifted(word: str, theta: float, delta: float, allowance: float) -> str:
+    """A verdict that the machine's own state could have made is none; nothing else changes."""
+    accused = word == REGRESSION and theta - allowance <= delta
+    excused = word in (PASS, IMPROVEMENT) and theta + allowance >= delta
+    if accused or excused:
+        return INCONCLUSIVE
+    return PASS if word == IMPROVEMENT and theta + allowance >= -delta else word
+
+
+@dataclass(frozen=True)
+class Against:
+    """New runs in the order they were made, against a baseline; `delta` is the log margin."""
+
+    old: stats.Stored
+    new: Sequence[float]
+    delta: float
+    better: str
+    canary: Canary
+    old_unsteady: Unsteady | None
+
+    def estimate(self, runs: int) -> stats.Estimate:
+        return stats.compare(self.old, *stats.mean_variance(self.new[:runs]), runs)
+
+    def projected(self, e: stats.Estimate, runs: int) -> stats.Estimate:
+        return stats.compare(self.old, *stats.mean_variance(self.new[: e.new_runs]), runs)
+
+    def weaken(self, word: str, reason: str, e: stats.Estimate) -> tuple[str, str, float]:
+        found, certain = unsteady(self.new[: e.new_runs]), e.theta
+        if found or self.old_unsteady:
+            best, worst = self._levels(e, found)
+            word, certain = unless_unsteady(word, e.theta, self.delta, best, worst), worst
+            if word == INCONCLUSIVE and not reason.startswith("suspected"):
+                reason = f"unstable: {self._unsteady_words(found)}"
+        if shift := self.canary.shift(e.new_runs):
+            allowance, before = STATE_SHARE * abs(shift), word
+            word, certain = _unless_shifted(word, e.theta, self.delta, allowance), max(certain, e.theta + allowance)
+            if word == INCONCLUSIVE != before:
+                reason = f"{_shift_words(shift)}: that alone may have made the change; measure again"
+        return word, reason, certain
+
+    def _levels(self, e: stats.Estimate, found: Unsteady | None) -> tuple[float, float]:
+        """The best and the worst log ratio, taking the levels of one side at a time.
+
+        A loss against a baseline of two levels stands unless the new runs are as good as the worse of these, margin or not.
+        """
+        best = worst = e.theta
+        if found:
+            best, worst = min(best, found.best - self.old.mean), max(worst, found.worst - self.old.mean)
+        if self.old_unsteady:
+            middle = e.theta + self.old.mean
+            best = min(best, middle - self.old_unsteady.worst + self.delta)
+            worst = max(worst, middle - self.old_unsteady.best)
+        return best, worst
+
+    def _unsteady_words(self, found: Unsteady | None) -> str:
+        sides = ((found, "new runs"), (self.old_unsteady, "baseline runs"))
+        return "; ".join(side.words(what, self.better) for side, what in sides if side)
+
+    def notes(self, runs: int, *, told: bool) -> tuple[str, ...]:
+        """What should be known beside a verdict on the first `runs`; `told` when it says itself that they are unstable."""
+        new, found = self.new[:runs], unsteady(self.new[:runs])
+        odd, shift = None if found else outlier(new), self.canary.shift(runs)
+        return (
+            *((f"unstable: {self._unsteady_words(found)}",) if (found or self.old_unsteady) and not told else ()),
+            *((f"outlier: {odd.words('new runs', self.better)}",) if odd else ()),
+            *drift_note(new, self.better),
+            *noisier_note(stats.mean_variance(new)[1], runs, self.old),
+            *((_shift_words(shift),) if shift else ()),
+        )
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Log ratios of two arms, one a round; `delta` is the log margin."""
+
+    ratios: Sequence[float]
+    delta: float
+    better: str
+
+    def estimate(self, runs: int) -> stats.Estimate:
+        return stats.compare_pairs(*stats.mean_variance(self.ratios[:runs]), runs)
+
+    def projected(self, e: stats.Estimate, runs: int) -> stats.Estimate:
+        return stats.compare_pairs(*stats.mean_variance(self.ratios[: e.new_runs]), runs)
+
+    def weaken(self, word: str, reason: str, e: stats.Estimate) -> tuple[str, str, float]:
+        found = unsteady(self.ratios[: e.new_runs])
+        if found is None:
+            return word, reason, e.theta
+        word = unless_unsteady(word, e.theta, self.delta, found.best, found.worst)
+        if word == INCONCLUSIVE and not reason.startswith("suspected"):
+            reason = f"unstable: {self._words(found)}"
+        return word, reason, found.worst
+
+    def _words(self, found: Unsteady) -> str:
+        return found.words("new to old by the round", self.better)
+
+    def notes(self, runs: int, *, told: bool) -> tuple[str, ...]:
+        found = unsteady(self.ratios[:runs])
+        return (f"unstable: {self._words(found)}",) if found and not told else ()
