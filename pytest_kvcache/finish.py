@@ -3,71 +3,95 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 import traceback
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from .core import baseline as stored
-from .core.gate import NO_BASELINE, false_alarms
-from .core.metrics import find_metric
+from .core import stale
+from .core.gate import INVALID, false_alarms
 from .core.spec import UserError
-from .rows import settled
+from .rows import Rows, rerecord, settled
 from .session import KvSession
 
 Note = tuple[str, str]  # colour key of report.terminal, line
+COUNTS = "kvcache/improvements"  # in pytest's cache, see core.stale
 
 
-def finish(session: KvSession, verdicts: list[dict[str, Any]], *, exit_code: int, interrupted: str | None) -> tuple[list[Note], bool]:
-    """Record and report; the lines for the user, and whether something the user asked for could not be done."""
+def finish(
+    session: KvSession, verdicts: list[dict[str, Any]], *, exit_code: int, interrupted: str | None, cache: Any = None
+) -> tuple[list[Note], bool]:
+    """Record and report; the lines for the user, and whether something the user asked for could not be done.
+
+    What the end of the session adds to a verdict joins its row's `remarks`. `cache` is pytest's own, None where it is off.
+    """
     from . import __version__
 
     notes: list[Note] = []
     blocks = session.found()
+    rows = _all_rows(session, blocks, verdicts)
     if session.settings.record and not interrupted:
-        notes += record(session, blocks, __version__)
+        notes += record(session, blocks, rows, __version__)
     if session.settings.replay:
         notes += _as_stored(session, verdicts)
+    notes += _outgrown(session, blocks, rows, cache)
     failed = any(colour == "invalid" for colour, _ in notes)
+    replay = session.settings.replay
+    interrupted = interrupted or (session.stored_run.document["interrupted"] if replay else None)
     complete = not interrupted and all(b["complete"] for b in blocks)
     worth_it = blocks or interrupted  # a collection error must not replace an earlier report by an empty one
     target = session.settings.report if worth_it else None
-    target = target or (session.scratch if blocks and not complete else None)
+    target = target or (session.scratch if blocks and not complete and not replay else None)
     if target:
         traces = trace_rows(blocks)
         files, problem = _requests(session, target, traces, blocks)
         failed = failed or bool(problem)
         notes += [("invalid", problem)] if problem else []
-        run = run_document(session, blocks, verdicts, complete=complete, interrupted=interrupted, exit_code=1 if failed else exit_code)
+        code, every = 1 if failed else exit_code, list(rows.values())
+        run = run_document(session, blocks, every, complete=complete, interrupted=interrupted, exit_code=code)
         run |= {"traces": traces} | files
         if problem := _guarded(session, "writing the report", lambda: _write(session, target, run)):
             notes.append(("invalid", problem))
             failed = True
         else:
             notes.append(("", f"report: {target / 'report.html'} (data: {target / 'run.json'})"))
-    if failed:
+    if failed and not replay:
         notes.append(("inconclusive", f"nothing is lost: what was measured is kept in {session.scratch}"))
     elif blocks and not complete:
-        notes.append(("inconclusive", f"incomplete: what was measured is kept in {target}"))
+        kept = f"the stored run was not measured to its end ({interrupted})" if replay else f"what was measured is kept in {target}"
+        notes.append(("inconclusive", f"incomplete: {kept}"))
     # The messages of a block that failed name files in the scratch folder: its log, a traceback.
-    if target != session.scratch and not failed and not any(b["error"] for b in blocks):
+    needed = (session.scratch / "error.log").exists() if replay else failed or any(b["error"] for b in blocks)
+    if target != session.scratch and not needed:
         shutil.rmtree(session.scratch, ignore_errors=True)
     return notes, failed
 
 
 def _as_stored(session: KvSession, verdicts: list[dict[str, Any]]) -> list[Note]:
-    """Whether a run that was judged again came out as it did when it was measured."""
-    from .replay import compared
+    """Whether a run that was judged again came out as it did when it was measured, and whether all of it was.
 
-    same, lines = compared(session.stored_run.document["verdicts"], verdicts)
-    return [
-        ("", f"{same} of {len(verdicts)} verdict(s) are those of {session.settings.replay}, to the last digit"),
-        *(("", f"  {x}") for x in lines),
-    ]
+    A verdict that got lost with its test is a fault (`invalid`) where the user did not select tests.
+    """
+    from .replay import compared, left_out, lost
+
+    run, name = session.stored_run, session.settings.replay
+    old = run.document["verdicts"]
+    same, lines = compared(old, verdicts)
+    notes = [("", f"{same} of {len(verdicts)} verdict(s) are those of {name}, to the last digit"), *(("", f"  {x}") for x in lines)]
+    left, failed = left_out(old, verdicts)
+    if left:
+        fault = not session.settings.some and (failed or not verdicts)
+        said = f"{left} verdict(s) of {name} were not judged again, {failed} of them failed then: no test here claims them"
+        notes.append(("invalid" if fault else "", said))
+    if gone := lost(run):
+        notes.append(("inconclusive", f"{gone} of {len(run.traces)} measurements stand as they were stored: their requests are lost"))
+    return notes
 
 
 def _guarded(session: KvSession, what: str, step: Callable[[], object]) -> str:
@@ -84,53 +108,57 @@ def _guarded(session: KvSession, what: str, step: Callable[[], object]) -> str:
     return ""
 
 
-def record(session: KvSession, blocks: list[dict[str, Any]], plugin: str) -> list[Note]:
-    """Store this session's recorded runs, block by block; a note for each, `invalid` where a file could not be written.
+def _all_rows(session: KvSession, blocks: Sequence[Mapping[str, Any]], verdicts: Sequence[dict[str, Any]]) -> Rows:
+    """Verdicts that tests have read, and those that none has (after -x or an interrupt, say)."""
+    rows = {(v["block"], v["key"]): v for v in verdicts}
+    for block in blocks:
+        for row in settled(session, dict(block)):
+            rows.setdefault((row["block"], row["key"]), row)
+    return rows
 
-    Only whole, valid evidence is stored: gates whose runs were all made and none of them spoiled.
+
+def _outgrown(session: KvSession, blocks: Sequence[Mapping[str, Any]], rows: Rows, cache: Any) -> list[Note]:
+    """Count the sessions in a row in which a gate was better than its baseline, and warn of a stale one.
+
+    What was not measured now, or not judged (smoke, recording), counts for nothing. Without a cache there is no count.
     """
+    s, base = session.settings, {(b["id"], key): e["base"] for b in blocks for key, e in b["evidence"].items()}
+    if cache is None or s.replay or s.profile == "smoke":
+        return []
+    found = {
+        where: stale.Compared(name=" ".join((s.gpu.key, *where)), stored=stale.mark(base[where]["sessions"]), verdict=row["verdict"])
+        for where, row in rows.items() if where in base and row["p_seq"] is not None and row["verdict"] != INVALID
+    }  # fmt: skip
+    counts: dict[str, dict[str, Any]] = {}
+    # A cache that cannot be read or written costs the warning, not the session.
+    with warnings.catch_warnings(action="ignore"), suppress(Exception):
+        counts = stale.counted(cache.get(COUNTS, {}), found.values())
+        if found:
+            cache.set(COUNTS, counts)
+    old = 0
+    for where, gate in found.items():
+        n = counts.get(gate.name, {}).get("sessions", 0)
+        if n >= stale.SESSIONS:
+            words = f"stale baseline: an improvement in {n} sessions in a row; a later loss of the same size would pass"
+            rows[where]["remarks"].append(words)
+            old += 1
+    return [("inconclusive", f"{old} gate(s) have a stale baseline; to store the better level: {rerecord(session)}")] if old else []
+
+
+def record(session: KvSession, blocks: list[dict[str, Any]], rows: Rows, plugin: str) -> list[Note]:
+    """Store this session's runs, block by block; a note for each, `invalid` where a file could not be written."""
+    from .recording import record_block
+
     notes: list[Note] = []
     for block in blocks:
         stored_in: list[str] = []
-        problem = _guarded(session, f"recording {block['id']}", lambda b=block, s=stored_in: s.extend(_record(session, b, plugin)))  # type: ignore[misc]
+
+        def store(block: dict[str, Any] = block, into: list[str] = stored_in) -> None:
+            into += record_block(session, block, rows, plugin)
+
+        problem = _guarded(session, f"recording {block['id']}", store)
         notes += [("recorded", line) for line in stored_in] + ([("invalid", problem)] if problem else [])
     return notes
-
-
-def _record(session: KvSession, block: dict[str, Any], plugin: str) -> list[str]:
-    """The file is read anew under a lock, so that two sessions that end together both keep their runs."""
-    from .harness.baselines import load_baseline, locked, save_baseline
-
-    s, recordings = session.settings, _recordings(session, block)
-    if not block["complete"] or not recordings:
-        return []
-    framework, model, arms = block["id"].split("/", 2)
-    about = {"started": session.started, "plugin": plugin, "environment": block["environment"]}
-    with locked(s.baselines):
-        doc = load_baseline(s.baselines, s.gpu.key, framework, model)
-        name = f"{session.id}:{arms}"
-        merged = stored.merge(doc, recordings, session=name, about=about, now_iso=session.started, replace=s.record == "all")
-        path = save_baseline(s.baselines, merged)
-    return [f"recorded {len(recordings)} gate(s) of {block['id']} in {path}"]
-
-
-def _recordings(session: KvSession, block: dict[str, Any]) -> list[stored.Recording]:
-    found, wanted = [], session.rule.record_runs
-    workloads = {t["scenario"]: t["workload"] for t in block["traces"] if t["requests"]}
-    for key, verdict in block["verdicts"].items():
-        _, scenario, arm, metric = key.split("/")
-        runs = [m for m in block["measurements"] if m["valid"] and (m["scenario"], m["arm"]) == (scenario, arm)]
-        if verdict["verdict"] != NO_BASELINE or verdict["reason"] or len(runs) < wanted:
-            continue
-        rows = tuple(_run(m, metric) for m in runs[:wanted])
-        found.append(stored.Recording(key=key, metric=find_metric(metric), workload=workloads[scenario], runs=rows))
-    return found
-
-
-def _run(m: dict[str, Any], metric: str) -> dict[str, Any]:
-    """One run as a baseline stores it."""
-    canary = {} if m["canary"] is None else {"canary": m["canary"]}
-    return {"value": m["metrics"][metric], "n": m["requests"], "failed": m["failed"]} | canary
 
 
 def trace_rows(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -147,7 +175,7 @@ def _requests(session: KvSession, target: Path, rows: list[dict[str, Any]], bloc
     lost, files = {i: t["lost"] for i, t in enumerate(known) if t["lost"]}, {}
 
     def gather() -> None:
-        digest, unread = merge(target / "records.npz", sources)
+        digest, unread = merge(target / "records.npz", sources, [row["block"] for row in rows])
         files["records.npz"] = digest
         lost.update(unread)
 
@@ -166,35 +194,41 @@ def _write(session: KvSession, target: Path, run: dict[str, Any]) -> None:
     write_run(target, run, render(run) if find_spec("jinja2") else None)
     logs = session.scratch / "logs"
     if logs.is_dir() and target != session.scratch:
-        shutil.copytree(logs, target / "logs", dirs_exist_ok=True)
+        _copy_logs(session, logs, target / "logs")
+
+
+def _copy_logs(session: KvSession, logs: Path, target: Path) -> None:
+    """The servers' logs, without what we gave them that is secret; a folder of a report is passed on."""
+    from .core.commandline import secret_values
+    from .harness.logs import copy_masked
+
+    s = session.settings
+    words = [w for e in s.engines for w in e.command] + list(s.serve_args)
+    copy_masked(logs, target, secret_values(words, os.environ, *(e.framework.env for e in s.engines)))
 
 
 def run_document(
     session: KvSession,
     blocks: list[dict[str, Any]],
-    verdicts: list[dict[str, Any]],
+    rows: list[dict[str, Any]],
     *,
     complete: bool,
     interrupted: str | None,
     exit_code: int,
 ) -> dict[str, Any]:
-    """`run.json` but for its requests: plan, environments, measurements, verdicts. Verdicts no test has read yet are included."""
+    """`run.json` but for its requests: plan, environments, measurements, verdicts (`rows`)."""
     from . import __version__
 
     plan_file = session.scratch / "plan.json"
     plan = json.loads(plan_file.read_text()) if plan_file.is_file() else {"blocks": []}
-    rows = {(v["block"], v["key"]): v for v in verdicts}
-    for block in blocks:
-        for row in settled(session, block):
-            rows.setdefault((row["block"], row["key"]), row)
-    kept = ("complete", "error", "server_start_s", "spent_s", "measurements", "evidence", "broken")
+    kept = ("complete", "error", "server_start_s", "spent_s", "measurements", "evidence", "broken", "fault")
     return {
         "schema": "pytest-kvcache/run/1", "complete": complete, "interrupted": interrupted,
         "session": session.id, "started": session.started, "seconds": round(time.monotonic() - session.began, 1),
         "command": session.settings.command, "exit_code": exit_code, "plugin": __version__, "gpu": session.settings.gpu.key,
         "profile": session.settings.profile, "plan": plan, "environments": {b["id"]: b["environment"] for b in blocks},
-        "blocks": {b["id"]: {k: b[k] for k in kept} for b in blocks}, "verdicts": list(rows.values()),
-        **_replayed(session), "expected_false_alarms": false_alarms(sum(r["p_seq"] is not None for r in rows.values())),
+        "blocks": {b["id"]: {k: b[k] for k in kept if k in b} for b in blocks}, "verdicts": rows,
+        **_replayed(session), "expected_false_alarms": false_alarms(sum(r["p_seq"] is not None for r in rows)),
     }  # fmt: skip
 
 

@@ -105,10 +105,11 @@ def kv_drive(request: pytest.FixtureRequest, kv_framework: Framework, kv_model: 
                 started.append(_invalid_is_a_failure(lambda: stack.enter_context(server)))
             from .core.metrics import measure
             from .core.validity import trace_problem
+            from .report import terminal
 
             trace = _invalid_is_a_failure(lambda: started[0].measure(scenario))
             if problem := trace_problem(trace):
-                pytest.fail(f"invalid: {problem[0]}", pytrace=False)
+                pytest.fail(terminal.told(f"invalid: {problem[0]}"), pytrace=False)
             return measure(trace)
 
         yield drive
@@ -116,8 +117,9 @@ def kv_drive(request: pytest.FixtureRequest, kv_framework: Framework, kv_model: 
 
 def _invalid_is_a_failure(step: Callable[[], Any]) -> Any:
     from .core.validity import Spoiled
+    from .report import terminal
 
     try:
         return step()
     except (UserError, Spoiled) as e:
-        pytest.fail(f"invalid: {e}", pytrace=False)
+        pytest.fail(terminal.told(f"invalid: {e}"), pytrace=False)

@@ -14,6 +14,7 @@ import pytest
 from . import frameworks
 from .core.commandline import masked_words
 from .core.gpus import find_gpu
+from .core.masking import masked
 from .core.models import MODELS, default_model, find_model
 from .core.spec import PROFILES, Framework, Gpu, Model, UserError
 
@@ -61,7 +62,7 @@ class Engine:
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Everything the user asked for, checked. `baselines_given` tells a folder named by the user from the default; `stored` are
-    the scenarios of each block of the run to `replay`."""
+    the scenarios of each block of the run to `replay`, `some` says that the user selected tests."""
 
     gpu: Gpu
     engines: tuple[Engine, ...]
@@ -75,6 +76,7 @@ class Settings:
     report: Path | None
     replay: Path | None
     stored: Mapping[str, frozenset[str]]
+    some: bool
     strict: bool
     start_timeout_s: float | None
     command: str
@@ -114,7 +116,7 @@ def _model(name: str) -> Model:
     path = Path(name).expanduser()
     model = find_model(str(path.absolute()) if path.exists() else name)
     if model is None:
-        raise UserError(f"--kv-model={name}: no such model. Known: {', '.join(sorted(MODELS))}; or a path, or a hub id (org/name)")
+        raise UserError(f"--kv-model={masked(name)}: no such model. Known: {', '.join(sorted(MODELS))}; or a path, or a hub id (org/name)")
     return model
 
 
@@ -152,40 +154,57 @@ def _asked(config: pytest.Config) -> Subject:
 
 
 def _stored(config: pytest.Config, path: Path) -> Subject:
-    """From the run to be judged again; an option that says otherwise is an error."""
+    """From the run to be judged again. What the ini file asks of measuring is no matter; an option that says otherwise is an error."""
     from . import replay
 
-    _, run = replay.head(path)
+    file, run = replay.head(path)
     plan = replay.plan_of(run)
     named = [_unique([b.split("/", 2)[i] for b in plan]) for i in (0, 1)]
-    for option, has in (("gpu", [run["gpu"]]), ("framework", named[0]), ("model", named[1])):
-        given = [_value(config, "gpu")] if option == "gpu" else _values(config, option)
-        if other := [g for g in given if g and g not in has]:
+    typed: dict[str, list[str]] = {name: config.getoption(f"kv_{name}") or [] for name in ("framework", "model")}
+    gpu = config.getoption("kv_gpu")
+    for option, has, meant in (
+        ("gpu", [run["gpu"]], {gpu: find_gpu(gpu).key} if gpu else {}),
+        ("framework", named[0], {n: frameworks.load(n).name for n in typed["framework"]}),
+        ("model", named[1], {n: _model(n).key for n in typed["model"]}),
+    ):
+        if other := [given for given, key in meant.items() if key not in has]:
             raise UserError(f"--kv-{option}={other[0]}: the run to be judged again is of {', '.join(has)}; leave the option out")
-    if _value(config, "record"):
+    if config.getoption("kv_record"):
         raise UserError("--kv-record: nothing is measured with --kv-replay, so there is nothing to record")
+    report = _value(config, "report")
+    if report and (config.invocation_params.dir / report).resolve() == file.parent.resolve():
+        raise UserError(f"--kv-report={report}: that is the run to be judged again, and would be overwritten; name another folder")
     models = tuple(find_model(key) or Model(key=key) for key in named[1])
     return Subject(gpu=run["gpu"], profile=run["profile"], frameworks=named[0], models=models, stored=plan)
+
+
+def _selects(config: pytest.Config) -> bool:
+    """Whether the user asks for some of the tests only."""
+    some = ("keyword", "markexpr", "lf", "deselect", "stepwise")
+    return any(config.getoption(name, None) for name in some) or any("::" in str(a) for a in config.invocation_params.args)
 
 
 def read_settings(config: pytest.Config) -> Settings:
     """The settings; raises UserError, one line, for anything that cannot be right."""
     run = _value(config, "replay")
-    replay = config.invocation_params.dir / run if run else None
+    # An option is typed somewhere, an ini value belongs to the project.
+    replay = (config.invocation_params.dir if config.getoption("kv_replay") else config.rootpath) / run if run else None
     subject = _stored(config, replay) if replay else _asked(config)
     named = _value(config, "baselines")
-    # An option is typed somewhere, an ini value belongs to the project.
     folder = (config.invocation_params.dir if config.getoption("kv_baselines") else config.rootpath) / (named or "baselines")
     if len({m.key for m in subject.models}) < len(subject.models):
         raise UserError(f"--kv-model: two models would share a name in baselines: {', '.join(m.key for m in subject.models)}")
     timeout = str(config.getini("kv_start_timeout"))
     report, record, budget = _value(config, "report"), _value(config, "record"), _value(config, "budget")
+    if replay:  # the run and the options decide, not what the ini file says of measuring
+        named, record = config.getoption("kv_baselines") or "", ""
+    profile = config.getoption("kv_profile") if replay else _value(config, "profile")
     return Settings(
         gpu=find_gpu(subject.gpu),
         engines=tuple(_engine(config, n) for n in subject.frameworks),
         models=subject.models,
         serve_args=tuple(_values(config, "serve_arg")),
-        profile=_choice("profile", _value(config, "profile") or subject.profile, PROFILES),
+        profile=_choice("profile", profile or subject.profile, PROFILES),
         budget_s=parse_time(budget, "--kv-budget") if budget else None,
         baselines=folder,
         baselines_given=bool(named),
@@ -193,10 +212,19 @@ def read_settings(config: pytest.Config) -> Settings:
         report=config.invocation_params.dir / report if report else None,
         replay=replay,
         stored=subject.stored,
+        some=_selects(config),
         strict=bool(config.getini("kv_strict")),
         start_timeout_s=parse_time(timeout, "kv_start_timeout") if timeout else None,
         command=shlex.join(["pytest", *masked_words(map(str, config.invocation_params.args))]),
     )
+
+
+def check_named(config: pytest.Config) -> None:
+    """UserError for an option that names nothing: a variable of a script that was not set, say."""
+    for name, *_ in _OPTIONS:
+        given = config.getoption("kv_" + name.replace("-", "_"))
+        if given == "" or (isinstance(given, list) and "" in given):
+            raise UserError(f"--kv-{name}= names nothing; give it a value or leave it out")
 
 
 def check_inactive(config: pytest.Config) -> None:

@@ -58,6 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("help", False) or config.getoption("version", False):
         return
     with _usage_errors():
+        options.check_named(config)
         if not options.active(config):
             options.check_inactive(config)
             return
@@ -93,7 +94,9 @@ class _usage_errors:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, (UserError, SpecError)):
-            raise pytest.UsageError(str(error)) from None
+            from .report import terminal
+
+            raise pytest.UsageError(terminal.told(str(error))) from None
         if isinstance(error, OSError):  # a full or read-only disk under the temporary folder, say
             raise pytest.UsageError(f"{error.filename or 'the disk'}: {error.strerror or error}") from None
 
@@ -130,6 +133,9 @@ class Conductor:
 
     def say(self, line: str) -> None:
         """A line for the user, at once. An xdist worker has a reporter, but nobody hears it."""
+        from .report import terminal
+
+        line = terminal.told(line)
         if self.worker:
             print(f"kv: {line}", file=sys.__stderr__, flush=True)
         elif self.config.get_verbosity() >= 0 and (reporter := self.config.pluginmanager.get_plugin("terminalreporter")):
@@ -140,12 +146,14 @@ class Conductor:
     # -- start ----------------------------------------------------------------------------------------------------
 
     def pytest_report_header(self) -> str:
+        from .core.text import one_line
+
         s = self.settings
         if s.replay:
-            return f"kvcache: judging {s.replay} again, profile {s.profile}"
+            return one_line(f"kvcache: judging {s.replay} again, profile {s.profile}")
         engines = ", ".join(e.framework.name for e in s.engines)
         models = ", ".join(m.key for m in s.models)
-        return f"kvcache: {engines} serving {models} on {s.gpu.key}, profile {s.profile}, baselines {s.baselines}"
+        return one_line(f"kvcache: {engines} serving {models} on {s.gpu.key}, profile {s.profile}, baselines {s.baselines}")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
@@ -265,7 +273,7 @@ class Conductor:
         share = sum(
             bool(w and block_id(w) == block_id(want) and w.scenario == want.scenario) for w in map(self._wanted, item.session.items)
         )
-        item.stash[BILL] = block["spent_s"].get(str(want.scenario), 0.0) / max(share, 1)
+        item.stash[BILL] = (block["spent_s"].get(str(want.scenario)) or 0.0) / max(share, 1)
         rows = [row(self.session, block, spec, item.nodeid) for spec in gate_specs(want, self.session.rule.margin)]
         item.user_properties += [(f"kv.{r['arm']}.{r['metric']}", terminal.junit(r)) for r in rows]
         item.user_properties.append(("kv.record", json.dumps(rows)))
@@ -299,12 +307,14 @@ class Conductor:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        if self.worker or self._session is None or not self.scratch:
+        if self.worker or self._session is None or not self.scratch or self._only_shows():
             return
         from .finish import finish
 
         interrupted = self._why if exitstatus == pytest.ExitCode.INTERRUPTED else None
-        lines, failed = finish(self.session, list(self.verdicts.values()), exit_code=int(exitstatus), interrupted=interrupted)
+        cache = getattr(self.config, "cache", None)  # absent under -p no:cacheprovider
+        rows = list(self.verdicts.values())
+        lines, failed = finish(self.session, rows, exit_code=int(exitstatus), interrupted=interrupted, cache=cache)
         self.notes += lines
         if failed and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -330,7 +340,7 @@ class Conductor:
             expected = false_alarms(judged)
             terminalreporter.write_line(f"false alarms to expect by chance in {judged} judged gate(s): below {expected:.3f}")
         for colour, line in self.notes:
-            terminalreporter.write_line(line, **terminal.COLOURS.get(colour, {}))
+            terminalreporter.write_line(terminal.told(line), **terminal.COLOURS.get(colour, {}))
 
 
 def _is_skipped(item: pytest.Item) -> bool:

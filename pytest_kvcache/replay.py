@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from .core import baseline as baselines
 from .core.evidence import Evidence, from_plain
 from .core.gate import INVALID, Base, Rule, Verdict
 from .core.plan import Block
@@ -15,6 +16,7 @@ from .core.spec import UserError
 
 NOT_STORED = "the stored run was judged without this gate"
 FIGURES = ("verdict", "reason", "value", "baseline", "change", "low", "high", "margin", "p_seq", "runs", "baseline_runs", "notes")
+ROW = ("scenario", "arm", "run", "workload")
 CURE = "name the run.json of a folder that --kv-report has written"
 
 
@@ -40,8 +42,10 @@ def head(path: Path) -> tuple[Path, dict[str, Any]]:
     found = read_json(file, "the stored run", CURE)
     if problem := schema_problem(found, "run"):
         raise UserError(f"{file}: no run that can be judged again: {problem}; {CURE}")
-    if not plan_of(found):
+    if not (plan := plan_of(found)):
         raise UserError(f"{file}: nothing was measured in this run; {CURE}")
+    if lacking := [name for name in plan if name not in found["environments"]]:
+        raise UserError(f"{file}: damaged: nothing on {lacking[0]} @ $.environments")
     if not found.get("files", {}).get("records.npz"):
         raise UserError(f"{file}: it names no file of requests, so nothing can be judged again")
     return file, found
@@ -49,31 +53,53 @@ def head(path: Path) -> tuple[Path, dict[str, Any]]:
 
 def load(path: Path) -> StoredRun:
     """The whole run; UserError where the requests are missing, damaged, or not those that the run names."""
-    from .harness.traces import digest, read
+    from .harness.traces import blocks_of, digest, read
 
     file, found = head(path)
     records = file.with_name("records.npz")
     if digest(records) != found["files"]["records.npz"]:
         raise UserError(f"{records}: not the requests that {file} names (their SHA-256 differs)")
     run = StoredRun(file=file, document=found, traces=read(records))
-    for block in found["blocks"]:
-        try:
-            run.rows(block)
-        except ValueError as e:
-            raise UserError(f"{file}: damaged: its measurements and its requests are not of the same number @ $.blocks[{block!r}]") from e
+    _check(run, blocks_of(records))
     return run
 
 
-def evidence(run: StoredRun, block: Block) -> dict[str, Evidence]:
-    """What the gates of a block were judged against when it was measured."""
+def _check(run: StoredRun, blocks: Sequence[str]) -> None:
+    """That requests, their rows and the measurements belong together, one by one."""
+    rows = run.document["traces"]
+    if len(rows) != len(run.traces) or list(blocks) != [row["block"] for row in rows]:
+        raise UserError(f"{run.file}: damaged: its rows are not those of records.npz @ $.traces")
+    for i, (row, trace) in enumerate(zip(rows, run.traces, strict=True)):
+        if row["block"] not in run.document["blocks"] or (trace and any(getattr(trace, k) != row[k] for k in ROW)):
+            raise UserError(f"{run.file}: damaged: not what its requests are of @ $.traces[{i}]")
+    for name, block in run.document["blocks"].items():
+        mine = [(row, trace) for row, trace in zip(rows, run.traces, strict=True) if row["block"] == name]
+        where = f"@ $.blocks[{name!r}].measurements"
+        if len(mine) != len(block["measurements"]):
+            raise UserError(f"{run.file}: damaged: {len(block['measurements'])} measurements, but the requests of {len(mine)} {where}")
+        for i, (m, (row, trace)) in enumerate(zip(block["measurements"], mine, strict=True)):
+            same = all(m[k] == row[k] for k in ("scenario", "arm", "run"))
+            if not same or (trace and not trace.records and m["valid"]):
+                raise UserError(f"{run.file}: damaged: not what its requests are of {where}[{i}]")
+
+
+def evidence(run: StoredRun, block: Block, rule: Rule, *, smoke: bool) -> dict[str, Evidence]:
+    """What the gates of a block were judged against when it was measured, and what they need by the rule of today."""
     known = run.document["blocks"][block.id]["evidence"]
     found = {}
     for gate in (g for t in block.tasks for g in t.gates):
         try:
-            found[gate.key] = from_plain(known[gate.key]) if gate.key in known else Evidence(need="judge", base=Base(missing=NOT_STORED))
+            one = from_plain(known[gate.key]) if gate.key in known else Evidence(need="judge", base=Base(missing=NOT_STORED))
         except (TypeError, KeyError, AttributeError) as e:
             raise UserError(f"{run.file}: damaged @ $.blocks[{block.id!r}].evidence[{gate.key!r}] ({e})") from e
+        found[gate.key] = one if one.need == "record" else replace(one, need=baselines.need(one.base, rule, record=None, smoke=smoke))
     return found
+
+
+def without(doc: Mapping[str, Any], session: str) -> dict[str, Any]:
+    """A baseline document without the runs of a session: a run is not judged against itself."""
+    entries = {key: {**e, "runs": [r for r in e["runs"] if r["session"].partition(":")[0] != session]} for key, e in doc["entries"].items()}
+    return {**doc, "entries": entries}
 
 
 def judged(run: StoredRun, block: Block, known: Mapping[str, Evidence], rule: Rule) -> dict[str, Any]:
@@ -82,29 +108,31 @@ def judged(run: StoredRun, block: Block, known: Mapping[str, Evidence], rule: Ru
 
     stored = run.document["blocks"][block.id]
     progress = Progress(
-        block=block, environment=run.document["environments"][block.id], complete=True, error=stored["error"],
+        block=block, environment=run.document["environments"][block.id], complete=stored["complete"], error=stored["error"],
         server_start_s=stored["server_start_s"], spent_s=stored["spent_s"], evidence={k: e.plain() for k, e in known.items()},
     )  # fmt: skip
     progress.measurements = [again(row, trace) for row, trace in run.rows(block.id)]
     progress.broken = _broken(stored, progress.measurements)
     orders = Orders(rule=rule, needs={k: e.need for k, e in known.items()}, bases={k: e.base for k, e in known.items()})
     for gate in (g for t in block.tasks for g in t.gates):
-        # As the session did: while it measured, and when nothing more came.
-        verdict = settle(gate, progress, orders, final=False)
+        # As the session did: while it measured, and when nothing more came. After a fault of ours it trusted nothing.
+        verdict = None if stored.get("fault") else settle(gate, progress, orders, final=False)
         if verdict is None and stored["error"]:
             verdict = Verdict(verdict=INVALID, reason=stored["error"], margin=gate.margin)
         verdict = verdict or settle(gate, progress, orders, final=True)
         assert verdict is not None  # final
         progress.verdicts[gate.key] = verdict
-    return progress.plain()
+    return progress.plain() | ({"fault": True} if stored.get("fault") else {})
 
 
 def _broken(stored: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], str]:
     """Scenario and arm that do not count: by the last attempt that was measured, or because the server failed without one."""
     was, now = ({(m["scenario"], m["arm"]): m for m in found} for found in (stored["measurements"], rows))
-    silent = {(b["scenario"], b["arm"]): b["reason"] for b in stored["broken"]}
-    lost = {where: why for where, why in silent.items() if where not in was or was[where]["valid"]}
-    return lost | {where: row["invalid"] for where, row in now.items() if not row["valid"]}
+    told = {(b["scenario"], b["arm"]): b["reason"] for b in stored["broken"]}
+    silent = {where: why for where, why in told.items() if where not in was or was[where]["valid"] or why != was[where]["invalid"]}
+    # A window that was spoiled once and was to be measured again when the session ended is no verdict on its scenario.
+    measured = {where: m["invalid"] for where, m in now.items() if not m["valid"] and (where in told or was[where]["valid"])}
+    return measured | silent
 
 
 def again(row: Mapping[str, Any], trace: Trace | None) -> dict[str, Any]:
@@ -134,15 +162,27 @@ def compared(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]])
     was = {(v["block"], v["key"]): v for v in old}
     same, lines = 0, []
     for v in new:
-        before = was.get((v["block"], v["key"]))
+        name, before = f"{v['block']} {v['key']}", was.get((v["block"], v["key"]))
         if before is None:
-            lines.append(f"{v['key']}: {v['verdict']}; the stored run has no verdict on it")
+            lines.append(f"{name}: {v['verdict']}; the stored run has no verdict on it")
             continue
-        different = [name for name in FIGURES if v.get(name) != before.get(name)]
+        different = [field for field in FIGURES if v.get(field) != before.get(field)]
         if not different:
             same += 1
         elif v["verdict"] != before["verdict"]:
-            lines.append(f"{v['key']}: {before['verdict']} -> {v['verdict']} (also different: {', '.join(different[1:]) or 'nothing'})")
+            lines.append(f"{name}: {before['verdict']} -> {v['verdict']} (also different: {', '.join(different[1:]) or 'nothing'})")
         else:
-            lines.append(f"{v['key']}: {v['verdict']} as stored; different: {', '.join(different)}")
+            lines.append(f"{name}: {v['verdict']} as stored; different: {', '.join(different)}")
     return same, lines
+
+
+def left_out(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    """How many verdicts of the stored run no test has asked for again, and how many of them failed."""
+    judged = {(v["block"], v["key"]) for v in new}
+    left = [v for v in old if (v["block"], v["key"]) not in judged]
+    return len(left), sum(v["outcome"] == "failed" for v in left)
+
+
+def lost(run: StoredRun) -> int:
+    """How many measurements stand as they were stored, because their requests are lost."""
+    return sum(t is None for t in run.traces)

@@ -11,18 +11,22 @@ from .core.plan import GateSpec
 if TYPE_CHECKING:
     from .session import KvSession
 
+Rows = dict[tuple[str, str], dict[str, Any]]
+"""Verdicts as `row` makes them, by block and key."""
+
 
 def row(session: KvSession, block: dict[str, Any], spec: GateSpec, test: str) -> dict[str, Any]:
     """One gate's verdict with everything that explains it, JSON-plain (schema: run.schema.json)."""
     metric, found, s = find_metric(spec.metric), dict(block["verdicts"][spec.key]), session.settings
-    failed = fails(found["verdict"], found["reason"], profile=s.profile, strict=s.strict, recording=bool(s.record))
+    recorded = bool(s.record) or block["evidence"].get(spec.key, {}).get("need") == "record"  # now, or when a stored run was measured
+    failed = fails(found["verdict"], found["reason"], profile=s.profile, strict=s.strict, recording=recorded)
     regressed = found["verdict"] == REGRESSION
     return found | {
         "key": spec.key, "test": test, "block": block["id"], "family": spec.family, "scenario": spec.scenario,
         "arm": spec.arm, "metric": spec.metric, "unit": metric.unit, "better": metric.better,
         "outcome": "failed" if failed else "passed", "cure": _cure(session, found),
         "changed": list(block["evidence"][spec.key]["changed"]) if regressed else [],
-        "moved_with": _moved_with(block, spec.key) if regressed else [],
+        "moved_with": _moved_with(block, spec.key) if regressed else [], "remarks": [],
     }  # fmt: skip
 
 
@@ -32,12 +36,17 @@ def settled(session: KvSession, block: dict[str, Any]) -> list[dict[str, Any]]:
     return [row(session, block, specs[k], "") for k in block["verdicts"] if k in specs]
 
 
+def rerecord(session: KvSession) -> str:
+    """The command that stores new runs in place of those that are stored."""
+    return f"{session.settings.command} --kv-record=all"
+
+
 def _cure(session: KvSession, found: dict[str, Any]) -> str | None:
     command = session.settings.command
     if session.settings.replay:
         return None  # what was measured then is no ground to store anything now
     if found["verdict"] == IMPROVEMENT:
-        return f"{command} --kv-record=all   (stores the better level, so that losing it again is noticed)"
+        return f"{rerecord(session)}   (stores the better level, so that losing it again is noticed)"
     stale = found["verdict"] == INVALID and found["reason"].startswith(MISMATCH)
     if (found["verdict"] == NO_BASELINE or stale) and not session.settings.record:
         return f"{command} --kv-record=missing"

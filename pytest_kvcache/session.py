@@ -6,27 +6,22 @@ the controller alone writes baselines and reports.
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .core import baseline as stored
-from .core.evidence import Evidence, changes, gather
-from .core.gate import INVALID, Rule, Verdict, rule_for
+from .blocks import measured, read
+from .core.gate import MIN_BASE_RUNS, Rule, rule_for
 from .core.plan import Block, Cost, cost, make_plan, plan_row, runs_range, undeclared
-from .core.record import Trace
-from .core.spec import Arm, Scenario, SpecError, UserError
+from .core.spec import Arm, UserError
 from .options import Engine, Settings
 from .report import terminal
 
@@ -93,10 +88,12 @@ class KvSession:
     def document(self, framework: str, model: str) -> dict[str, Any]:
         """The baseline document of an engine and a model, read once."""
         from .harness.baselines import load_baseline
+        from .replay import without
 
         key = (framework, model)
         if key not in self._docs:
-            self._docs[key] = load_baseline(self.settings.baselines, self.settings.gpu.key, framework, model)
+            doc = load_baseline(self.settings.baselines, self.settings.gpu.key, framework, model)
+            self._docs[key] = without(doc, self.stored_run.document["session"]) if self.settings.replay else doc
         return self._docs[key]
 
     # -- the plan -------------------------------------------------------------------------------------------------
@@ -118,7 +115,7 @@ class KvSession:
     def _rough_need(self, entry: dict[str, Any] | None, *, known: bool) -> str:
         """What a gate will probably need, before weights and environment are looked at."""
         record = self.settings.record
-        if record == "all" or (record == "missing" and (entry is None or not known)):
+        if record == "all" or (record == "missing" and (entry is None or len(entry["runs"]) < MIN_BASE_RUNS)):
             return "record"
         return "report" if self.settings.profile == "smoke" else "judge" if known else "nothing"
 
@@ -151,8 +148,8 @@ class KvSession:
             return self._results[block_id]
         path = self._result_path(block_id)
         with self._alone():
-            if not (found := _read(path)) or not found["complete"]:
-                found = self._measure(self.blocks[block_id], path)
+            if not (found := read(path)) or not found["complete"]:
+                found = measured(self, self.blocks[block_id], path)
         self._results[block_id] = found
         return found
 
@@ -179,68 +176,6 @@ class KvSession:
     def _result_path(self, block_id: str) -> Path:
         return self.scratch / "blocks" / f"{hashlib.sha256(block_id.encode()).hexdigest()[:16]}.json"
 
-    def _measure(self, block: Block, path: Path) -> dict[str, Any]:
-        from .harness.device import lease
-        from .harness.files import write_json
-
-        meter = None
-        empty: dict[str, Any] = {
-            "id": block.id,
-            "complete": True,
-            "server_start_s": [],
-            "spent_s": {},
-            "measurements": [],
-            "traces": [],
-            "evidence": {},
-            "broken": [],
-        }
-        try:
-            if self.settings.replay:
-                return self._judge_again(block, path)
-            with lease(self.device(), say=self.say):
-                meter = self._meter(block, path)
-                return self._compared(block, meter.measure())
-        except (UserError, SpecError) as e:
-            error = str(e)
-        except OSError as e:
-            error = f"{e.filename or self.scratch}: {e.strerror or e}"
-        except Exception as e:
-            note = self.scratch / "error.log"
-            note.write_text(traceback.format_exc())
-            error = f"internal error: {e!r} (traceback in {note})"
-        # What was measured before the fault is kept; its gates cannot be trusted.
-        known = (meter.progress.plain() if meter else _read(path) or {}) | {"complete": True, "error": error}
-        found = {"environment": {}} | empty | known
-        found["verdicts"] = {g.key: _error_verdict(error, g.margin) for t in block.tasks for g in t.gates}
-        with suppress(OSError):
-            write_json(path, found)
-        return found
-
-    def _judge_again(self, block: Block, path: Path) -> dict[str, Any]:
-        """The block of a stored run; against the baselines of then, or those of a folder that was named."""
-        from .harness.files import write_json
-        from .replay import evidence, judged, lost_row
-
-        run = self.stored_run
-        rows = run.rows(block.id)
-        if self.settings.baselines_given:
-            workloads = {m["scenario"]: t.workload for m, t in rows if t}
-            cores = {m["canary"]["cores"] for m, _ in rows if m["canary"]}
-            known = self._evidence(
-                block, run.document["environments"][block.id], {t.scenario: workloads.get(str(t.scenario), "") for t in block.tasks},
-                cores.pop() if len(cores) == 1 else None,
-            )  # fmt: skip
-        else:
-            known = evidence(run, block)
-        found = judged(run, block, known, self.rule)
-        if self.settings.baselines_given:
-            self._compared(block, found)
-        if self.settings.report:
-            names = [t for t in run.document["traces"] if t["block"] == block.id]
-            found["traces"] = [self._keep(path.stem, t) if t else lost_row(name) for name, (_, t) in zip(names, rows, strict=True)]
-        write_json(path, found)
-        return found
-
     def device(self) -> str:
         if self.settings.gpu.kind == "cpu":
             return "cpu"
@@ -248,51 +183,6 @@ class KvSession:
         from .harness.nvml import gpus_in_use
 
         return str(device_id(gpus_in_use(os.environ)[0]) or self.settings.gpu.key)
-
-    def _meter(self, block: Block, path: Path) -> Any:
-        from .harness.files import write_json
-        from .harness.measure import BlockMeter, Orders
-
-        runner = self.runner(block.framework, block.model)
-        environment = runner.environment(block.arms)
-        canary = runner.canary()
-        cores = canary["cores"] if canary else None
-        evidence = self._evidence(block, environment, {t.scenario: runner.workload(t.scenario) for t in block.tasks}, cores)
-        deadline = self.began + self.settings.budget_s if self.settings.budget_s else None
-        needs, bases = {k: e.need for k, e in evidence.items()}, {k: e.base for k, e in evidence.items()}
-        return BlockMeter(
-            block, runner, Orders(rule=self.rule, needs=needs, bases=bases, deadline=deadline), environment=environment,
-            evidence={k: e.plain() for k, e in evidence.items()}, keep=lambda trace: self._keep(path.stem, trace),
-            save=lambda plain: write_json(path, self._compared(block, plain)), say=self.say,
-        )  # fmt: skip
-
-    def _compared(self, block: Block, plain: dict[str, Any]) -> dict[str, Any]:
-        """A block's result with what its environment has changed since each gate's baseline."""
-        doc = self.document(block.framework, block.model)
-        for key, evidence in plain["evidence"].items():
-            evidence["changed"] = changes(doc, key, plain["environment"])
-        return plain
-
-    def _evidence(
-        self, block: Block, environment: dict[str, Any], workloads: Mapping[Scenario, str], cores: int | None
-    ) -> dict[str, Evidence]:
-        """What each gate of a block is judged against, from the baselines."""
-        doc, smoke = self.document(block.framework, block.model), self.settings.profile == "smoke"
-        found = {}
-        for task in block.tasks:
-            now = stored.Current(environment=environment, workload=workloads[task.scenario], cores=cores)
-            for gate in task.gates:
-                found[gate.key] = gather(doc, gate, now, self.rule, record=self.settings.record, smoke=smoke)
-        return found
-
-    def _keep(self, name: str, trace: Trace) -> dict[str, Any]:
-        """The raw trace in a file, and the row that stands for it in the block's result."""
-        from .harness.traces import keep
-
-        row = keep(self.traces, name, trace)
-        if row["lost"]:
-            self.say(f"  {row['lost']}")
-        return row
 
     @contextmanager
     def by_hand(self, framework: str, model: str) -> Iterator[Any]:
@@ -338,7 +228,7 @@ class KvSession:
 
     def found(self) -> list[dict[str, Any]]:
         """Every block result of this session, from all workers, in a stable order."""
-        on_disk = (_read(p) for p in (self.scratch / "blocks").glob("*.json"))
+        on_disk = (read(p) for p in (self.scratch / "blocks").glob("*.json"))
         results = {r["id"]: r for r in on_disk if r} | self._results
         return [results[name] for name in sorted(results)]
 
@@ -346,18 +236,6 @@ class KvSession:
         """Remove the scratch folder of a session that measured nothing (after a usage error, say)."""
         if not (self.scratch / "blocks").exists() and not (self.scratch / "error.log").exists():
             shutil.rmtree(self.scratch, ignore_errors=True)
-
-
-def _error_verdict(error: str, margin: float) -> dict[str, Any]:
-    return dataclasses.asdict(Verdict(verdict=INVALID, reason=error, margin=margin))
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        return found
-    except (OSError, ValueError):
-        return None
 
 
 def make_scratch() -> Path:

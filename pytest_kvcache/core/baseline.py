@@ -13,6 +13,7 @@ from .metrics import Metric
 
 SCHEMA = "pytest-kvcache/baseline/1"
 T = TypeVar("T")
+Run = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,7 @@ def empty(gpu: str, framework: str, model: str) -> dict[str, Any]:
     return {"schema": SCHEMA, "gpu": gpu, "framework": framework, "model": model, "sessions": {}, "entries": {}}
 
 
-def by_session(runs: Sequence[Mapping[str, Any]], field: Callable[[Mapping[str, Any]], T]) -> tuple[tuple[T, ...], ...]:
+def by_session(runs: Sequence[Run], field: Callable[[Run], T]) -> tuple[tuple[T, ...], ...]:
     """A figure of each run, grouped by session in the order they were recorded."""
     grouped: dict[str, list[T]] = {}
     for run in runs:
@@ -36,7 +37,7 @@ def by_session(runs: Sequence[Mapping[str, Any]], field: Callable[[Mapping[str, 
     return tuple(map(tuple, grouped.values()))
 
 
-def canary_of(runs: Sequence[Mapping[str, Any]], cores: int | None) -> tuple[tuple[float, ...], ...]:
+def canary_of(runs: Sequence[Run], cores: int | None) -> tuple[tuple[float, ...], ...]:
     """What the canary took beside each run; empty unless it is known of all and was done by as many cores as now."""
     known = cores is not None and all(run.get("canary", {}).get("cores") == cores for run in runs)
     return by_session(runs, lambda run: float(run["canary"]["ms"])) if known else ()
@@ -47,14 +48,34 @@ def _mismatch(doc: Mapping[str, Any], entry: Mapping[str, Any], metric: Metric, 
     for session in dict.fromkeys(run["session"] for run in entry["runs"]):
         about = doc["sessions"].get(session)
         if about is None:
-            return f"session {session} of its runs is not described in the file"
+            return f"session {session!r} of its runs is not described in the file"
         if different := identity_differences(about["environment"], now.environment):
             return "; ".join(different)
     if entry["workload"] != now.workload:
-        return f"workload: {entry['workload']} -> {now.workload}"
+        return f"workload: {entry['workload']!r} -> {now.workload!r}"
     if entry["definition"] != metric.definition:
         return f"definition: {entry['definition']!r} -> {metric.definition!r}"
     return ""
+
+
+def cards_of(environment: Mapping[str, Any]) -> frozenset[str]:
+    """UUIDs of the GPUs in an environment; empty where they are not known, as on a CPU."""
+    context = environment.get("context")
+    uuids = context.get("gpu_uuids") if isinstance(context, Mapping) else None
+    return frozenset(uuids) if isinstance(uuids, list) and all(isinstance(u, str) for u in uuids) else frozenset()
+
+
+def of_cards(doc: Mapping[str, Any], runs: Sequence[Run], environment: Mapping[str, Any]) -> tuple[Sequence[Run], int]:
+    """The stored runs that count in this environment, and how many are of other cards of the model.
+
+    Cards differ by more than runs do. So once as many runs of this very card are stored as a baseline needs, only those count;
+    until then all do. A card that is not known is taken for this one: that is the stricter of the two.
+    """
+    here, sessions = cards_of(environment), {r["session"] for r in runs}
+    known = {s: cards_of(doc["sessions"][s]["environment"]) for s in sessions}
+    elsewhere = {s for s, cards in known.items() if here and cards and cards != here}
+    own = [r for r in runs if r["session"] not in elsewhere] if elsewhere else runs
+    return (own if len(own) >= MIN_BASE_RUNS else runs), len(runs) - len(own)
 
 
 def lookup(doc: Mapping[str, Any], key: str, metric: Metric, now: Current) -> Base:
@@ -64,38 +85,58 @@ def lookup(doc: Mapping[str, Any], key: str, metric: Metric, now: Current) -> Ba
         return Base(missing="no baseline is stored for this gate")
     if problem := _mismatch(doc, entry, metric, now):
         return Base(mismatch=problem)
+    runs, others = of_cards(doc, entry["runs"], now.environment)
     return Base(
-        sessions=by_session(entry["runs"], lambda run: run["value"]), samples=by_session(entry["runs"], lambda run: run["n"]),
-        canary_ms=canary_of(entry["runs"], now.cores), unit=entry["unit"], better=entry["better"], definition=entry["definition"],
+        sessions=by_session(runs, lambda run: run["value"]), samples=by_session(runs, lambda run: int(run["n"])),
+        canary_ms=canary_of(runs, now.cores), unit=entry["unit"], better=entry["better"], definition=entry["definition"],
+        others=others, reference=bool(others) and len(runs) == len(entry["runs"]),
     )  # fmt: skip
+
+
+def usable(base: Base) -> bool:
+    """Whether there is a number to compare with."""
+    return not base.missing and not base.mismatch and len(base.runs) >= MIN_BASE_RUNS
+
+
+def incomplete(base: Base, rule: Rule) -> bool:
+    """Whether a usable baseline still gathers runs, a few a session: until there are enough, of this very card."""
+    runs, sessions = len(base.runs), len(base.sessions)
+    return base.reference or (sessions < rule.record_sessions and runs < rule.record_sessions * rule.record_runs)
 
 
 def need(base: Base, rule: Rule, *, record: str | None, smoke: bool) -> str:
     """What a gate needs from this session.
 
     `record` runs to store them, `judge` them, `report` one run without judging it (profile smoke), or `nothing`: there
-    is no baseline to compare with, and measuring would only delay saying so.
+    is no baseline to compare with, and measuring would only delay saying so. A usable baseline that is `incomplete` is judged
+    first: what is stored of this session depends on its verdict.
     """
-    if record == "all":
-        return "record"
-    incomplete = len(base.runs) < MIN_BASE_RUNS or (
-        len(base.sessions) < rule.record_sessions and len(base.runs) < rule.record_sessions * rule.record_runs
-    )
-    if record == "missing" and (base.missing or base.mismatch or incomplete):
+    if record == "all" or (record == "missing" and not usable(base)):
         return "record"
     if smoke:
         return "report"
-    return "nothing" if base.missing or base.mismatch or len(base.runs) < MIN_BASE_RUNS else "judge"
+    return "judge" if usable(base) else "nothing"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """The runs of one gate to store, each as the file has it but for its session: `value`, `n`, `failed`, `canary`."""
+    """The runs of one gate to store, each as the file has it but for its session: `value`, `n`, `failed`, `canary`.
+
+    `judged` are the stored values that they were judged against and passed; None where they were not judged.
+    """
 
     key: str
     metric: Metric
     workload: str
-    runs: tuple[Mapping[str, Any], ...]
+    runs: tuple[Run, ...]
+    judged: tuple[float, ...] | None = None
+
+
+def still_wanted(doc: Mapping[str, Any], recording: Recording, environment: Mapping[str, Any]) -> bool:
+    """Whether runs that were judged may be added to the document as it is now: their pass holds for the numbers of then, which
+    another session may have replaced meanwhile."""
+    judged, now = recording.judged, Current(environment=environment, workload=recording.workload)
+    return judged is None or lookup(doc, recording.key, recording.metric, now).runs[: len(judged)] == judged
 
 
 def merge(
@@ -124,8 +165,10 @@ def merge(
     return new
 
 
-def newest_environment(doc: Mapping[str, Any], key: str) -> Mapping[str, Any] | None:
-    """The environment that a stored number was last recorded in; differences are shown against it."""
-    entry = doc["entries"].get(key)
-    sessions = [doc["sessions"][r["session"]] for r in entry["runs"] if r["session"] in doc["sessions"]] if entry else []
-    return max(sessions, key=lambda s: s["started"])["environment"] if sessions else None
+def newest_environment(doc: Mapping[str, Any], key: str, now: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The environment of the newest of the stored runs that count in environment `now`; differences are shown against it."""
+    entry, sessions = doc["entries"].get(key), doc["sessions"]
+    if entry is None or not all(r["session"] in sessions for r in entry["runs"]):
+        return None
+    counting = [sessions[r["session"]] for r in of_cards(doc, entry["runs"], now)[0]]
+    return max(counting, key=lambda s: s["started"])["environment"] if counting else None

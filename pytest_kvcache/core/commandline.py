@@ -3,85 +3,85 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
-HIDDEN = "***"
+from .masking import Span, cut, is_secret_name, spans, values_of
 
-# What makes a name that of a secret. A lone `token` or `key` counts only at its end: there are --max-num-batched-tokens,
-# --long-prefill-token-threshold and --ssl-keyfile, too; and a model's own tokens are no secret.
-_ANYWHERE = {"secret", "secrets", "password", "passwords", "passwd", "passphrase", "pwd", "credential", "credentials", "authorization"}
-_ANYWHERE |= {"cookie", "apikey", "apikeys", "accesskey", "secretkey", "privatekey", "authtoken", "accesstoken"}
-_AT_THE_END = {"token", "key", "pat", "auth", "pass"}
-_TOGETHER = ({"api", "auth", "access", "private", "bearer"}, {"token", "tokens", "key", "keys"})
-_OF_A_MODEL = {"eos", "bos", "pad", "stop", "image", "video", "audio", "mask", "unk", "sep", "cls", "special", "per"}
-
-_ASSIGNED = re.compile(r"""(?<![\w.])([A-Za-z][\w.-]*)["']?\s*(=|:(?!//))\s*("(?:[^"\\]|\\.)*"|'[^']*'|[^\s,;&}\]"']*)""")
-_TO_THE_END = re.compile(r"""[^,;}\]"'\n]*""")  # of what follows a colon: `password: two words`, `Authorization: Bearer x`
-_SCHEME = re.compile(r"\b(Bearer|Basic)\s+\S+", re.IGNORECASE)
-_USER_INFO = re.compile(r"(?<=://)(?:[^\s/@:]*:(?!\d+(?:[/?#]|$))\S*|[^\s/]*)@")
-# Tokens that are known by their look: Hugging Face, OpenAI, GitHub, GitLab, NVIDIA, AWS, Slack, JSON web tokens.
-_BY_LOOK = re.compile(
-    r"\b(?:hf_\w{16,}|sk-[\w-]{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|nvapi-[\w-]{16,}"
-    r"|(?:AKIA|ASIA)[A-Z0-9]{16}|xox[a-z]-[\w-]{10,}|eyJ[\w-]{6,}\.[\w-]{6,}\.[\w-]*)"
-)
-
-
-def is_secret_name(name: str) -> bool:
-    """Whether what is called so must not be stored: `--hf-token`, `HF_TOKEN`, `apiKey`, `aws_secret_access_key`."""
-    words = [w.lower() for w in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
-    if not words:
-        return False
-    known = set(words)
-    if known & _ANYWHERE or all(known & either for either in _TOGETHER):
-        return True
-    return words[-1] in _AT_THE_END and not (words[-1] == "token" and known & _OF_A_MODEL)
-
-
-def masked(text: str) -> str:
-    """A text with the values of secret names, users in URLs and tokens that are known by their look hidden."""
-    text = _USER_INFO.sub(HIDDEN + "@", text)
-    parts, at = [], 0
-    while found := _ASSIGNED.search(text, at):
-        parts.append(text[at : found.start(3)])
-        at = found.start(3)
-        if is_secret_name(found[1]):
-            open_end = found[2] == ":" and not found[3].startswith(("'", '"'))
-            at = max(found.end(), _TO_THE_END.match(text, at).end() if open_end else 0)  # type: ignore[union-attr]
-            parts.append(HIDDEN)
-    return _BY_LOOK.sub(HIDDEN, _SCHEME.sub(rf"\1 {HIDDEN}", "".join([*parts, text[at:]])))
+_ASSIGNED = re.compile(r"(-{0,2}\w[\w.-]*)=")
+_OPTION = re.compile(r"-{1,2}\w[\w.-]*")
+_USER = re.compile(r"([^:]+:(?!\d+$).+)")  # user:password; 1000:1000 are numbers of user and group
+_USER_IN_ONE = re.compile(r"(?:-u|--user=|--proxy-user=)([^:/=]+:(?!\d+$).+)")
+_USER_OPTIONS = ("-u", "--user", "--proxy-user")
+# What may follow an option that announces a secret and is no option itself, by its look: some tokens begin with a dash.
+_DASHED_VALUE = re.compile(r"-(?!-)(?=[^=]*[A-Z0-9])[^=\s]{7,}")
+_SHELL_WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"(?:[^"\\]|\\.)*+"|'[^']*+'|["'\\])++""")
+_OF_A_PLACE = re.compile(r"(?:file|path|dir|directory|folder)$", re.IGNORECASE)
 
 
 def masked_words(words: Iterable[str]) -> list[str]:
     """A command line without secrets: `--api-key X Y`, `--api-key=X`, `HF_TOKEN=X`, `{"token": "X"}`, `http://user:X@host`.
 
-    After an option that announces a secret every word up to the next option is one: some options take several.
+    After an option that announces a secret every word up to the next option is one: some options take several. A word that
+    is a command line itself (`sh -c "..."`) is treated as one.
     """
-    found, before, wrapper, hiding = [], "", "", False
+    return [cut(word, found) for word, found in _searched(words)]
+
+
+def secret_values(words: Iterable[str], *environments: Mapping[str, str]) -> list[str]:
+    """What must not be seen of a command line and of variables, wherever a process writes it; the longest first."""
+    secrets = [word[begin:end] for word, found in _searched(words) for begin, end in found]
+    for name, value in (pair for env in environments for pair in env.items()):
+        if not is_secret_name(name):
+            secrets += [value[begin:end] for begin, end in spans(value)]
+        elif not _OF_A_PLACE.search(name):
+            secrets.append(value)
+    return sorted({v for s in secrets for v in values_of(s)}, key=lambda v: (-len(v), v))
+
+
+def _searched(words: Iterable[str]) -> Iterator[tuple[str, list[Span]]]:
+    """Each word and where it has secrets."""
+    before = wrapper = ""  # the last word; the option that an announcing one was passed on by
+    hiding = first = False
     for word in words:
         option, assigned, value = word.partition("=")
-        if hiding and (not word.startswith("-") or (assigned and not value.startswith("-"))):
-            # Each word that is passed on is announced anew: --kv-serve-arg=--api-key --kv-serve-arg=X, or four words
-            found.append(f"{option}={HIDDEN}" if word.startswith("-") else HIDDEN)
-            continue
-        if hiding and word == wrapper:
-            found.append(word)
-            continue
-        user = before in ("-u", "--user", "--proxy-user") and re.fullmatch(r"[^:]+:(?!\d+$).+", word)
-        found.append(HIDDEN if user else _masked_word(word))
-        last = word.rpartition("=")[2]
-        hiding = last.startswith("-") and is_secret_name(last)
-        before, wrapper = last, before
-    return found
+        passed_on = bool(assigned) and option == wrapper and not value.startswith("-")  # --kv-serve-arg=--api-key --kv-serve-arg=X
+        if hiding and word == wrapper:  # the same in four words
+            yield word, []
+        elif hiding and (passed_on or not word.startswith("-") or (first and _DASHED_VALUE.fullmatch(word))):
+            yield word, [(len(option) + 1 if passed_on else 0, len(word))]
+            first = False
+        else:
+            user = before in _USER_OPTIONS and _USER.fullmatch(word)
+            yield word, [user.span(1)] if user else _of_word(word)
+            last = word.rpartition("=")[2]
+            hiding = first = bool(_OPTION.fullmatch(last)) and is_secret_name(last)
+            wrapper, before = (option if assigned else before), last
 
 
-def _masked_word(word: str) -> str:
-    name, assigned, value = word.partition("=")
-    if assigned and re.fullmatch(r"-{0,2}[A-Za-z_][\w.-]*", name):
-        if is_secret_name(name):
-            return f"{name}={HIDDEN}"
-        if re.match(r"-{1,2}[A-Za-z]|[A-Za-z_][\w.-]*=", value):
-            return f"{name}={_masked_word(value)}"
-    return masked(word)
+def _of_word(word: str) -> list[Span]:
+    at = 0  # behind the names that are not secret: --env=HF_TOKEN=X
+    while named := _ASSIGNED.match(word, at):
+        if is_secret_name(named[1]):
+            return [(named.end(), len(word))]
+        at = named.end()
+        if not (_ASSIGNED.match(word, at) or _OPTION.match(word, at)):
+            at = 0
+            break
+    rest = word[at:]
+    user = _USER_IN_ONE.fullmatch(rest)
+    return _shifted([user.span(1)] if user else [*spans(rest), *_of_command(rest)], at)
+
+
+def _of_command(word: str) -> list[Span]:
+    """What a word has as a command line of its own: `sh -c "vllm serve m --api-key X Y"`."""
+    parts = list(_SHELL_WORD.finditer(word)) if "-" in word else []
+    if len(parts) < 2 or not any(_OPTION.fullmatch(p[0]) and is_secret_name(p[0]) for p in parts):
+        return []
+    return [s for p, (_, found) in zip(parts, _searched(p[0] for p in parts), strict=True) for s in _shifted(found, p.start())]
+
+
+def _shifted(found: Iterable[Span], by: int) -> list[Span]:
+    return [(begin + by, end + by) for begin, end in found]
 
 
 def stable_argv(argv: tuple[str, ...], *, python: str, home: str, tmp: str) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,10 @@ from .fingerprint import differences
 from .gate import Base, Rule
 from .metrics import find_metric
 from .plan import GateSpec
+
+# Against another card of the same model: cards differ by more than sessions do (STATISTICS.md, section 7).
+REFERENCE_MARGIN = 0.10
+REFERENCE_PRIOR = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,17 +38,55 @@ def gather(
     return Evidence(need=stored.need(base, rule, record=record, smoke=smoke), base=base)
 
 
+def as_judged(gate: GateSpec, base: Base, rule: Rule) -> tuple[GateSpec, Rule, tuple[str, ...]]:
+    """The gate and the rule that hold against a stored number, and what a verdict must say of that: a reference allows more."""
+    if not base.others:
+        return gate, rule, ()
+    if not base.reference:
+        return gate, rule, (f"{base.others} stored runs of other cards of this model are left aside",)
+    margin, prior = max(gate.margin, REFERENCE_MARGIN), max(rule.session_prior, REFERENCE_PRIOR)
+    note = (
+        f"compared with another card of this model ({base.others} of {len(base.runs)} stored runs): margin {100 * margin:.3g} % "
+        f"instead of {100 * gate.margin:.3g} %, session spread {100 * prior:.3g} %; --kv-record=missing adds runs of this card"
+    )
+    return dataclasses.replace(gate, margin=margin), dataclasses.replace(rule, session_prior=prior), (note,)
+
+
 def changes(doc: Mapping[str, Any], key: str, environment: Mapping[str, Any]) -> list[str]:
     """What differs from the environment in which a gate's baseline was last recorded; known in full when the server has said
     what it made of its arguments."""
-    old = stored.newest_environment(doc, key)
+    old = stored.newest_environment(doc, key, environment)
     return differences(old, environment) if old and environment else []
 
 
 def from_plain(value: Mapping[str, Any]) -> Evidence:
-    """As it was before it was written to a file; lists are tuples again. TypeError for anything that no session wrote."""
-    base = {k: _frozen(v) for k, v in value["base"].items()}
-    return Evidence(need=value["need"], base=Base(**base), changed=tuple(value["changed"]))
+    """As it was before it was written to a file; lists are tuples again. TypeError, with the field, for anything that no session wrote."""
+    base = value["base"]
+    known = {f.name: str(f.type) for f in dataclasses.fields(Base)}
+    if unknown := set(base) - set(known):
+        raise TypeError(f"base.{min(unknown)} is unknown")
+    for name, field in base.items():
+        if not _FITS[known[name]](field) or (name == "canary_ms" and any(v <= 0 for s in field for v in s)):
+            raise TypeError(f"base.{name}: {str(field)[:60]!r}")
+    return Evidence(need=value["need"], base=Base(**{k: _frozen(v) for k, v in base.items()}), changed=tuple(value["changed"]))
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _rows(value: Any, fits: Callable[[Any], bool]) -> bool:
+    """Numbers by session: no session is empty."""
+    return isinstance(value, list | tuple) and all(isinstance(s, list | tuple) and s and all(map(fits, s)) for s in value)
+
+
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "str": lambda v: isinstance(v, str),
+    "bool": lambda v: isinstance(v, bool),
+    "int": lambda v: _whole(v) and v >= 0,
+    "tuple[tuple[float, ...], ...]": lambda v: _rows(v, lambda n: _whole(n) or isinstance(n, float)),
+    "tuple[tuple[int, ...], ...]": lambda v: _rows(v, lambda n: _whole(n) and n >= 1),
+}
 
 
 def _frozen(value: Any) -> Any:

@@ -32,6 +32,10 @@ class Target:
         url = urlsplit(self.base_url)
         if url.scheme not in ("http", "https") or not url.hostname:
             raise ValueError(f"{self.base_url!r} is no http:// or https:// address")
+        try:
+            url.hostname.encode("idna")
+        except UnicodeError as e:
+            raise ValueError(f"{self.base_url!r}: {url.hostname!r} is no host name") from e
         if url.username or url.password:
             raise ValueError("a user or password in the address is not sent; use an Authorization header")
         for name, value in self.headers.items():

@@ -21,7 +21,8 @@ class Base:
     """A stored number as the gate needs it: runs by session, and beside each what the canary took and its requests (`samples`).
 
     `unit`, `better` and `definition` are what it was stored as; an empty `better` is not known.
-    `missing` says why there is none, `mismatch` why it is of something else and must not be compared.
+    `missing` says why there is none, `mismatch` why it is of something else and must not be compared. `others` are the stored
+    runs of other cards of the same model: among these where it is a `reference`, else left aside.
     """
 
     sessions: tuple[tuple[float, ...], ...] = ()
@@ -32,6 +33,8 @@ class Base:
     mismatch: str = ""
     better: str = ""
     samples: tuple[tuple[int, ...], ...] = ()
+    others: int = 0
+    reference: bool = False
 
     @property
     def runs(self) -> tuple[float, ...]:

@@ -11,7 +11,8 @@ from typing import Any
 
 from ..core.baseline import SCHEMA, empty
 from ..core.spec import UserError
-from .files import read_json, schema_problem, write_json
+from .baseline_shape import fits
+from .files import SHOWN, read_json, schema_problem, write_json
 
 CURE = "restore it, or move it away and record anew with --kv-record=missing"
 
@@ -26,15 +27,22 @@ def load_baseline(folder: Path, gpu: str, framework: str, model: str) -> dict[st
     if not path.exists():
         return empty(gpu, framework, model)
     doc = read_json(path, "this baseline", CURE)
-    version = doc.get("schema") if isinstance(doc, dict) else None
+    version = doc.get("schema", doc.get("schema_version")) if isinstance(doc, dict) else None
     if version is not None and version != SCHEMA:
-        raise UserError(f"{path}: written for {version!r}, this plugin reads {SCHEMA!r}: install the plugin that wrote it")
-    if problem := schema_problem(doc, "baseline"):
+        what = f"written for schema {repr(version)[:SHOWN]}, this plugin reads {SCHEMA!r} @ $.schema"
+        raise UserError(f"{path}: {what}: install the one that wrote it, or {CURE}")
+    if problem := _problem(doc):
         raise UserError(f"{path}: {problem}; {CURE}")
     for field, asked in (("gpu", gpu), ("framework", framework), ("model", model)):
         if doc[field] != asked:
-            raise UserError(f"{path}: {field} is {doc[field]!r}, not {asked!r}: the file lies in the wrong place; {CURE}")
+            other = f"{field} is {repr(doc[field])[:SHOWN]}, not {asked!r} @ $.{field}"
+            raise UserError(f"{path}: {other}: the file lies in the wrong place; {CURE}")
     return dict(doc)
+
+
+def _problem(doc: Any) -> str:
+    """As `schema_problem`, which is slow and asked only where it may find something."""
+    return "" if fits(doc) else schema_problem(doc, "baseline")
 
 
 @contextmanager
@@ -55,7 +63,7 @@ def locked(folder: Path) -> Iterator[None]:
 def save_baseline(folder: Path, doc: dict[str, Any]) -> Path:
     """Write the document to its place; UserError when that fails, with the old file intact."""
     path = baseline_path(folder, doc["gpu"], doc["framework"], doc["model"])
-    if problem := schema_problem(doc, "baseline"):
+    if problem := _problem(doc):
         raise UserError(f"{path}: not written, the new document would be invalid: {problem}")
     try:
         write_json(path, doc)

@@ -9,10 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.spec import UserError
+from ..core.text import one_line
 
 # A machine short of processes or memory for a moment. EFAULT: execve itself, seen once in thousands of starts under load.
 PASSING = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EFAULT})
 PAUSES_S = (0.1, 1.0)
+SHORT_OF_IT = "see `ulimit -u` and the free memory"
+CHECK_IT = "check that its path is right and that you may run it"
 
 
 def start(what: str, argv: Sequence[str], **how: Any) -> subprocess.Popen[bytes]:
@@ -23,8 +26,11 @@ def start(what: str, argv: Sequence[str], **how: Any) -> subprocess.Popen[bytes]
     for pause_s in (*PAUSES_S, None):
         try:
             return subprocess.Popen(argv, **how)
+        except ValueError as e:  # a NUL in a word
+            raise UserError(f"could not start {what}: {e} (`{one_line(argv[0])}`); {CHECK_IT}") from e
         except OSError as e:
             if e.errno not in PASSING or pause_s is None:
-                raise UserError(f"could not start {what}: {e.strerror} (`{argv[0]}`); see `ulimit -u` and the free memory") from e
+                advice = SHORT_OF_IT if e.errno in PASSING else CHECK_IT
+                raise UserError(f"could not start {what}: {e.strerror} (`{one_line(argv[0])}`); {advice}") from e
             time.sleep(pause_s)
     raise AssertionError("not reached")

@@ -19,11 +19,13 @@ from typing import Any, Self
 from pytest_kvcache.core import cgroup, cputime
 from pytest_kvcache.core.commandline import masked_words
 from pytest_kvcache.core.spec import UserError
+from pytest_kvcache.core.text import one_line
 
 LOCK_DIR_ENV = "KV_LOCK_DIR"
 REMIND_S = 60.0
 SAMPLE_COST_SHARE = 0.003
 """Share of one core that sampling may take: with thousands of processes samples become rarer, not dearer."""
+LONGEST_COMMAND = 2**14  # characters of a command line that are looked at; far fewer are shown
 
 _held: set[int] = set()
 
@@ -174,7 +176,7 @@ def _holder(fd: int) -> str:
             break
         time.sleep(0.02)
     pid, _, argv = text.partition("\t")
-    return f"pid {pid} ({' '.join(argv.split())})" if pid.isdigit() else "another process"
+    return f"pid {pid} ({one_line(' '.join(argv.split()))})" if pid.isdecimal() else "another process"
 
 
 class LoadWatch:
@@ -227,7 +229,8 @@ class LoadWatch:
         self._ledger.update(_processes(), self._own())
         for entry in self._ledger.unnamed():
             raw = _read(f"/proc/{entry.last.pid}/cmdline") or ""
-            entry.command = " ".join(raw.replace("\0", " ").split())[:80]
+            words = masked_words(raw[:LONGEST_COMMAND].rstrip("\0").split("\0"))  # of other people, who type passwords there
+            entry.command = one_line(" ".join(" ".join(words).split()))[:80]
             entry.command_of = entry.last.name
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -49,7 +50,8 @@ def split_port(serve_args: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
             continue
         value = value or next(words, "")
         if not value.isdecimal() or not 0 < int(value) < 65536:
-            raise UserError(f"--kv-serve-arg=--port: {value!r} is no port")
+            said = value if re.fullmatch(r"-?\d{1,9}", value) else "what follows"  # anything else may be a secret at the wrong place
+            raise UserError(f"--kv-serve-arg=--port: {said} is no port; write a number from 1 to 65535")
         port = int(value)
     return port, tuple(rest)
 

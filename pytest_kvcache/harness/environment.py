@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ..core import cards, cgroup
-from ..core.commandline import is_secret_name, masked, stable_argv, stable_word
+from ..core.commandline import stable_argv, stable_word
 from ..core.fingerprint import FRAMEWORK
+from ..core.masking import is_secret_name, masked
 from .interpreter import cuda_runtime, frameworks, installed, speed_distributions
 from .nvml import Parts, gpu_parts
 from .nvml import nvidia_gpus as nvidia_gpus

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import tempfile
 from collections.abc import Iterator
@@ -14,10 +15,37 @@ from pathlib import Path
 from typing import Any
 
 from ..core.spec import UserError
+from ..core.text import one_line
+
+SHOWN = 200  # characters of what a file holds that a message quotes
+MAX_DEPTH = 32  # of a document: what is written here has at most 10
 
 
 def _refuse(literal: str) -> Any:
     raise ValueError(f"{literal} is no JSON number")
+
+
+def _finite(literal: str) -> float:
+    value = float(literal)
+    if math.isinf(value):
+        raise ValueError(f"{literal[:80]} is no finite number")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the name {twice[:80]!r} stands twice in one object")
+    return found
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether containers lie in one another more than so many times."""
+    if isinstance(value, dict | list):
+        return not levels or any(_deeper(v, levels - 1) for v in (value.values() if isinstance(value, dict) else value))
+    return False
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -53,7 +81,10 @@ def replacing(path: Path) -> Iterator[BufferedRandom]:
 
 
 def read_json(path: Path, what: str, cure: str) -> Any:
-    """Parsed strict JSON; UserError `file: what; cure` for anything else. A BOM is harmless."""
+    """Parsed strict JSON: finite numbers, no name twice in an object, no deep nest; UserError `file: what; cure` for anything else.
+
+    A BOM is harmless.
+    """
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as e:
@@ -61,9 +92,15 @@ def read_json(path: Path, what: str, cure: str) -> Any:
     except UnicodeDecodeError as e:
         raise UserError(f"{path}: {what} is not UTF-8 text; {cure}") from e
     try:
-        return json.loads(text, parse_constant=_refuse)
+        value = json.loads(text, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_unique)
+        deep = _deeper(value, MAX_DEPTH)
+    except RecursionError:
+        deep = True
     except ValueError as e:
         raise UserError(f"{path}: {what} is {_diagnosis(text, e)}; {cure}") from e
+    if deep:
+        raise UserError(f"{path}: {what} is nested more than {MAX_DEPTH} deep, nothing that was written here; {cure}")
+    return value
 
 
 def _diagnosis(text: str, error: ValueError) -> str:
@@ -91,4 +128,4 @@ def schema_problem(value: Any, name: str) -> str:
     import jsonschema
 
     error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema(name)).iter_errors(value))
-    return f"{error.message[:200]} @ {error.json_path}" if error else ""
+    return f"{one_line(error.message[:SHOWN])} @ {one_line(error.json_path[:SHOWN])}" if error else ""

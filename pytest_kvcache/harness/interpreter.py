@@ -55,7 +55,8 @@ def installed(python: str) -> dict[str, Any]:
             [python, "-c", ASK],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=ASK_TIMEOUT_S,
             check=False,
         )

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ..core.evidence import as_judged
 from ..core.gate import (
     INCONCLUSIVE,
     INVALID,
@@ -103,8 +104,17 @@ class Progress:
 def settle(gate: GateSpec, progress: Progress, orders: Orders, *, final: bool) -> Verdict | None:
     """The gate's verdict on what is known, or None when it needs more runs. Looks at no other gate.
 
-    A decision is frozen: what came after the run that made it, for the sake of other gates, changes nothing.
+    A decision is frozen: what came after the run that made it, for the sake of other gates, changes nothing. A baseline of another
+    card is judged by wider terms, which the verdict names.
     """
+    if orders.needs[gate.key] not in ("judge", "report"):
+        return _settled(gate, progress, orders, final=final)
+    gate, rule, notes = as_judged(gate, orders.bases[gate.key], orders.rule)
+    found = _settled(gate, progress, dataclasses.replace(orders, rule=rule), final=final)
+    return dataclasses.replace(found, notes=found.notes + notes) if found and found.verdict != INVALID else found
+
+
+def _settled(gate: GateSpec, progress: Progress, orders: Orders, *, final: bool) -> Verdict | None:
     runs, need, rule = progress.runs(gate), orders.needs[gate.key], orders.rule
     values: list[Any] = [m["metrics"].get(gate.metric) for m in runs]
     whole = values.index(None) if None in values else len(values)

@@ -210,7 +210,7 @@ def _cuda_order(env: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-S", "-c", _CUDA_ORDER], env=dict(env), stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=CUDA_TIMEOUT_S, check=False,
+            capture_output=True, encoding="utf-8", errors="replace", timeout=CUDA_TIMEOUT_S, check=False,
         )  # fmt: skip
         why = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1] if done.returncode else ""
     except (OSError, subprocess.TimeoutExpired) as e:

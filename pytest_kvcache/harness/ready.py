@@ -33,7 +33,7 @@ def wait_ready(engine: EngineProcess, timeout_s: float, deadline: float, say: Ca
         if time.monotonic() > deadline and probe.answer:
             raise engine.failure(f"not ready within {timeout_s:g} s; last probe: {probe.answer}")
         if time.monotonic() > due:
-            say(f"{name}: not ready after {waited:.0f} s of {timeout_s:g} s; last probe: {probe.answer}")
+            say(f"{name}: not ready after {waited:.0f} s of {timeout_s:g} s; last probe: {engine.told(probe.answer)}")
             due += SAY_EVERY_S
         if not probe.is_alive():
             if probe.error:

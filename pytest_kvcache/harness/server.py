@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core.commandline import masked_words
+from ..core.commandline import masked_words, secret_values
+from ..core.masking import is_secret_name, masked
 from ..core.spec import Framework, Launch, UserError
 from . import child
 from .ready import listeners, names, wait_ready
@@ -35,7 +36,6 @@ LOG_BYTES = 2**18  # the end of a log in which reasons are looked for
 ADDRESS_IN_USE = re.compile(r"address already in use|EADDRINUSE|couldn't bind", re.IGNORECASE)
 ERROR_LINE = re.compile(r"^.*(?:\w*(?:Error|Exception)\b|\berror:|\bfatal\b).*$", re.MULTILINE)
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-SECRET = re.compile(r"(?:TOKEN|KEY|SECRET|PASSWORD)$")
 
 
 class ServerError(UserError):
@@ -147,6 +147,7 @@ class EngineProcess:
         self._seen: dict[int, psutil.Process] = {}
         self._lock = threading.Lock()
         self._env: dict[str, str] = {}
+        self._secrets: list[str] = []
         self._log_start = 0
 
     def start(self, env: dict[str, str], session_id: str) -> None:
@@ -155,6 +156,7 @@ class EngineProcess:
         self._env = env
         # SPT_NOENV keeps setproctitle (vLLM) from overwriting the environment that carries the marker.
         full = {**os.environ, **env, MARKER: session_id, "SPT_NOENV": "1"}
+        self._secrets = secret_values(self.argv, os.environ, env)
         argv = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid()), str(GRACE_S), *self.argv]
         pipe = subprocess.PIPE
         with self.log.open("ab") as out:
@@ -166,7 +168,7 @@ class EngineProcess:
         assert proc.stdout is not None
         word = proc.stdout.readline().decode(errors="replace").strip()
         if not word.isdigit():
-            raise ServerError(f"{self.framework.name}: {word or 'no supervisor: ' + self.text().strip()}")
+            raise ServerError(f"{self.framework.name}: {self.told(word or 'no supervisor: ' + self.text().strip())}")
         self.pid = int(word)
         with suppress(psutil.Error):
             self._top = psutil.Process(proc.pid)
@@ -236,18 +238,22 @@ class EngineProcess:
             log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - LOG_BYTES))
             return ANSI.sub("", log.read().decode(errors="replace")).replace("\r", "\n")
 
+    def told(self, text: str) -> str:
+        """What the engine said, as it may be quoted: without the secrets that we gave it and without any that can be recognised."""
+        return masked(text, self._secrets)
+
     def port_clash(self) -> bool:
         """Whether the log of a running engine says that this very port is taken."""
         port = str(self.launch.port)
         return any(port in line and ADDRESS_IN_USE.search(line) for line in self.text().splitlines())
 
     def failure(self, what: str, taken: bool = False) -> ServerError:
-        text = self.text()
+        text = self.told(self.text())
         tail = [line for line in text.splitlines() if line.strip()][-TAIL_LINES:]
-        shown = {k: v for k, v in self._env.items() if os.environ.get(k) != v and not SECRET.search(k)}
+        shown = {k: v for k, v in self._env.items() if os.environ.get(k) != v and not is_secret_name(k)}
         by_hand = [*(["env"] if shown else []), *(f"{k}={v}" for k, v in shown.items()), *self.argv]
         reason = self._reason(text)
-        parts = [f"{self.framework.name}: {what}" + (f"; reason: {reason}" if reason else "")]
+        parts = [f"{self.framework.name}: {self.told(what)}" + (f"; reason: {reason}" if reason else "")]
         parts.append("\n  ".join([f"end of {self.log}:", *(tail or ["(nothing was logged)"])]))
         parts.append(f"by hand: {shlex.join(masked_words(by_hand))}")
         taken = taken or (self.ended() is not None and ADDRESS_IN_USE.search("\n".join(tail)) is not None)

@@ -29,7 +29,7 @@ def _would_block(e: OSError) -> bool:
 
 
 class Tls:
-    """One side of a connection; `gone` says how the other side has ended it: `close`, or `reset` for a broken record."""
+    """One side of a connection; `gone` says how the other side has ended it: `close`, or `reset: …` for an alert or a broken record."""
 
     __slots__ = ("_in", "_out", "_ssl", "gone")
 
@@ -69,5 +69,5 @@ class Tls:
                 parts.append(part)
             self.gone = "close"
         except OSError as e:
-            self.gone = "" if _would_block(e) else "reset"
+            self.gone = "" if _would_block(e) else f"reset: {e}"
         return parts[0] if len(parts) == 1 else b"".join(parts)

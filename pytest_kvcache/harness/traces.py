@@ -50,7 +50,7 @@ COLUMNS = {
     "arrivals_ms": "a millisecond in which tokens came",
     "arrivals_n": "tokens that came in it",
     "arrivals_trace": "row of `traces` of the millisecond",
-    "about": "JSON in bytes, json.loads(array.tobytes()): `traces` has what else is known of each, `texts` what the codes stand for",
+    "about": "JSON in bytes: `traces` has what else is known of each, `blocks` the block of each, `texts` what the codes stand for",
 }
 COUNTS = {"itl": "us", "arrivals": "ms"}
 FAST = 1  # measured times are noise to a compressor: more effort takes three times as long and saves nothing
@@ -103,22 +103,24 @@ def part_of(trace: Trace) -> Part:
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
-def write(path: Path, parts: Sequence[Part | None]) -> str:
+def write(path: Path, parts: Sequence[Part | None], blocks: Sequence[str] = ()) -> str:
     """All parts in one file, whole or not at all; its SHA-256. None is a trace whose requests are lost. OSError as it comes.
+
+    `blocks` names the block of the run that each is of.
 
     Arrays are taken one at a time, so that no more than one trace's column is held.
     """
     with replacing(path) as f:
         with zipfile.ZipFile(f, "w", zipfile.ZIP_DEFLATED, compresslevel=FAST) as z:
-            _write_arrays(z, parts)
+            _write_arrays(z, parts, blocks)
         f.seek(0)
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
-def _write_arrays(z: zipfile.ZipFile, parts: Sequence[Part | None]) -> None:
+def _write_arrays(z: zipfile.ZipFile, parts: Sequence[Part | None], blocks: Sequence[str]) -> None:
     present = [(i, p) for i, p in enumerate(parts) if p]
     texts, places = _tables([p for _, p in present])
-    about = {"traces": [p and dict(p.about) for p in parts], "texts": texts}
+    about = {"traces": [p and dict(p.about) for p in parts], "texts": texts, "blocks": list(blocks)}
     encoded = json.dumps(about).encode()
     _write_array(z, "about", len(encoded), [np.frombuffer(encoded, dtype="u1")])
     for name in REQUEST_COLUMNS:
@@ -184,6 +186,13 @@ def _sliced(about: dict[str, Any], arrays: Mapping[str, Array]) -> Iterator[Part
         at = {length: n + ((row and row[length]) or 0) for length, n in at.items()}
 
 
+def blocks_of(path: Path) -> list[str]:
+    """The block of each trace of a file of many. UserError for a damaged file."""
+    about = _about(path)
+    with _faults(path, "about"):
+        return list(map(str, about["blocks"]))
+
+
 def part_at(path: Path) -> Part:
     """The trace of a file of one, all of it looked at; its arrays are read whenever they are asked for. UserError for a damaged file."""
     about = _about(path)
@@ -239,7 +248,7 @@ def keep(folder: Path, name: str, trace: Trace) -> dict[str, Any]:
         return row | {"lost": f"{path}: the requests of {trace.scenario} could not be written ({e.strerror or e})"}
 
 
-def merge(path: Path, sources: Sequence[Path | None]) -> tuple[str, dict[int, str]]:
+def merge(path: Path, sources: Sequence[Path | None], blocks: Sequence[str] = ()) -> tuple[str, dict[int, str]]:
     """The traces of all files in one: its SHA-256, and for each file that could not be read why. None is one that never was."""
     lost: dict[int, str] = {}
     parts: list[Part | None] = []
@@ -250,6 +259,6 @@ def merge(path: Path, sources: Sequence[Path | None]) -> tuple[str, dict[int, st
             parts.append(None)
             lost[i] = str(e)
     try:
-        return write(path, parts), lost
+        return write(path, parts, blocks), lost
     except OSError as e:
         raise UserError(f"{path}: the requests could not be written ({e.strerror or e})") from e

@@ -33,7 +33,10 @@ class Weights:
 def run_python(python: str, source: str, *args: str, timeout_s: float = 600) -> str:
     """Standard output of `source` run in another interpreter; UserError with the end of its error output."""
     try:
-        done = subprocess.run([python, "-c", source, *args], capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            [python, "-c", source, *args], stdin=subprocess.DEVNULL,
+            capture_output=True, encoding="utf-8", errors="replace", timeout=timeout_s, check=False,
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as e:
         raise UserError(f"{python}: {e}") from e
     if done.returncode:

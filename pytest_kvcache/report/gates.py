@@ -96,7 +96,7 @@ def grouped(gates: Iterable[Plain]) -> list[list[Plain]]:
     groups: dict[str, list[Plain]] = {}
     for g in gates:
         v = g["raw"]
-        same = [v["block"], g["kind"], v["reason"], v["cure"], v["changed"], v["notes"], g["remedy"]]
+        same = [v["block"], g["kind"], v["reason"], v["cure"], v["changed"], v["notes"], v.get("remarks"), g["remedy"]]
         groups.setdefault(json.dumps(same), []).append(g)
     return list(groups.values())
 

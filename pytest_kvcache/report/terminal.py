@@ -1,4 +1,8 @@
-"""Verdicts as plain text lines: the verdict first, then value, baseline, change, interval, cause, cure. Formats only."""
+"""Verdicts as plain text lines: the verdict first, then value, baseline, change, interval, cause, cure. Formats only.
+
+Reasons, causes and notes may quote a log, a file or another process. Here they become text of a terminal, so here what would forge
+a line or a colour is shown as an escape, and lines that are quoted begin with QUOTED.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..core.gate import NO_BASELINE, VERDICTS
+from ..core.text import one_line
 from .numbers import MINUS, NONE, THIN, interval, percent, probability, quantity, share
 
 _PLAIN = str.maketrans({MINUS: "-", THIN: " ", NONE: "-"})
@@ -21,11 +26,17 @@ COLOURS = {
     "pass": {"green": True},
 }
 CHANGED_SHOWN = 8
+QUOTED = "  | "
 
 
 def plain(text: str) -> str:
     """ASCII signs and spaces, for terminals and JUnit."""
     return text.translate(_PLAIN)
+
+
+def told(text: str) -> str:
+    """A text of ours that may quote another: its first line, and each further one marked as quoted."""
+    return ("\n" + QUOTED).join(map(one_line, text.rstrip("\n").split("\n")))
 
 
 def label(v: Mapping[str, Any]) -> str:
@@ -62,7 +73,7 @@ def line(v: Mapping[str, Any]) -> str:
     parts = [f"{label(v):{_LABEL_WIDTH}}  {v['key']}", figures(v)]
     if v["verdict"] not in ("pass", "improvement", "regression"):
         parts.append(v["reason"].partition("\n")[0])
-    return "  ".join(p for p in parts if p)
+    return one_line("  ".join(p for p in parts if p))
 
 
 def details(v: Mapping[str, Any]) -> list[str]:
@@ -84,18 +95,19 @@ def details(v: Mapping[str, Any]) -> list[str]:
             lines.append(plain(f"the smallest margin these runs could certify is {share(v['certifiable'])}"))
     if v["cure"]:
         lines.append(f"to cure it: {v['cure']}")
-    return lines
+    return [one_line(text) for text in lines]
 
 
 def _log(verdicts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The rest of reasons that are longer than a line (the end of a server's log, say), each once."""
-    return [text for text in dict.fromkeys(v["reason"].partition("\n")[2] for v in verdicts) if text]
+    """The lines after the first of reasons that have several (the end of a server's log, say), each reason once."""
+    rest = dict.fromkeys(v["reason"].partition("\n")[2].rstrip("\n") for v in verdicts)
+    return [QUOTED + one_line(text) for lines in rest if lines for text in lines.split("\n")]
 
 
 def _notes(verdicts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Notes on gates, each once with the number of gates it is about."""
-    counts = Counter(note for v in verdicts for note in v["notes"])
-    return [f"note on {n} gate(s): {note}" for note, n in counts.items()]
+    """Notes and remarks on gates, each once with the number of gates it is about."""
+    counts = Counter(note for v in verdicts for note in (*v["notes"], *v.get("remarks", ())))
+    return [one_line(f"note on {n} gate(s): {note}") for note, n in counts.items()]
 
 
 def failure(verdicts: Sequence[Mapping[str, Any]]) -> str:
@@ -124,12 +136,12 @@ def summary(verdicts: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         if v["verdict"] not in ("pass", "invalid", "no-baseline"):
             rows += [("", "    " + text) for text in details(v)]
     cures = dict.fromkeys(v["cure"] for v in verdicts if v["cure"] and v["verdict"] in ("no-baseline", "invalid"))
-    return rows + [("", text) for text in _notes(verdicts) + _log(verdicts)] + [("", f"to cure it: {cure}") for cure in cures]
+    return rows + [("", text) for text in _notes(verdicts) + _log(verdicts)] + [("", one_line(f"to cure it: {cure}")) for cure in cures]
 
 
 def junit(v: Mapping[str, Any]) -> str:
     """One gate as a JUnit property's value."""
-    return " ".join(f"{label(v)} {figures(v)}".split())
+    return one_line(" ".join(f"{label(v)} {figures(v)}".split()))
 
 
 def _span(low: object, high: object) -> str:
@@ -143,4 +155,4 @@ def plan_line(blocks: int, starts: tuple[int, int], scenarios: int, gates: int, 
 
 
 def block_line(block: str, runs: tuple[int, int], scenarios: Sequence[str]) -> str:
-    return f"  {block}: {_span(*runs)} run(s) of {', '.join(scenarios)}"
+    return one_line(f"  {block}: {_span(*runs)} run(s) of {', '.join(scenarios)}")

@@ -1,12 +1,17 @@
 """Stored numbers: found only for the same thing, never pruned, replaced with their history."""
 
+import dataclasses
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pytest_kvcache.core import baseline as stored
 from pytest_kvcache.core.gate import RULES
 from pytest_kvcache.core.metrics import find_metric
 
 METRIC = find_metric("output_tok_s")
+GPU = RULES["gpu"]
 KEY = "fixed_length/isl8-osl4-c1/base/output_tok_s"
 
 
@@ -61,7 +66,7 @@ def test_merging_prunes_nothing_and_leaves_the_old_document_alone(doc):
 
 
 @pytest.mark.parametrize(("now", "words"), [
-    (current(gpu="B"), "gpu: A -> B"), (current(workload="other"), "workload: w -> other"),
+    (current(gpu="B"), "gpu: A -> B"), (current(workload="other"), "workload: 'w' -> 'other'"),
 ])  # fmt: skip
 def test_a_number_of_something_else_is_not_compared(doc, now, words):
     found = stored.lookup(doc, KEY, METRIC, now)
@@ -93,16 +98,56 @@ def test_what_a_gate_needs():
     cpu, gpu = RULES["cpu"], RULES["gpu"]
     none, five = stored.Base(missing="none"), stored.Base(sessions=((1.0,) * 5,))
     two, ten = stored.Base(sessions=((1.0, 1.0),)), stored.Base(sessions=((1.0, 1.0),) * 5)
+    six = stored.Base(sessions=((1.0, 1.0),) * 3)
     for base, rule, record, smoke, expected in [
         (none, cpu, None, False, "nothing"), (none, cpu, "missing", False, "record"), (five, cpu, "missing", False, "judge"),
         (five, cpu, "all", False, "record"), (five, cpu, None, False, "judge"), (two, gpu, None, False, "nothing"),
         (two, gpu, "missing", False, "record"), (ten, gpu, "missing", False, "judge"), (none, cpu, None, True, "report"),
         (five, cpu, None, True, "report"), (stored.Base(mismatch="x"), cpu, "missing", False, "record"),
+        (six, gpu, "missing", False, "judge"), (six, gpu, "missing", True, "report"), (six, gpu, "all", False, "record"),
+        (two, gpu, "missing", True, "record"), (stored.Base(mismatch="x"), gpu, None, False, "nothing"),
     ]:  # fmt: skip
         assert stored.need(base, rule, record=record, smoke=smoke) == expected, (base, record)
 
 
 def test_differences_are_shown_against_the_newest_environment(doc):
     doc = merge(doc, recording(4.0), session="s2", started="2026-03-01T00:00:00Z", version="7")
-    assert stored.newest_environment(doc, KEY)["subject"] == {"dist:engine": "7"}
-    assert stored.newest_environment(doc, "no/such/gate/x") is None
+    assert stored.newest_environment(doc, KEY, environment())["subject"] == {"dist:engine": "7"}
+    assert stored.newest_environment(doc, "no/such/gate/x", environment()) is None
+
+
+def test_a_baseline_gathers_runs_until_there_are_five_sessions_or_as_many_runs():
+    sessions = [((1.0, 1.0),) * n for n in range(1, 7)]
+    assert [stored.incomplete(stored.Base(sessions=s), GPU) for s in sessions] == [True] * 4 + [False] * 2
+    assert not stored.incomplete(stored.Base(sessions=((1.0,) * 10,)), GPU)
+    assert not stored.incomplete(stored.Base(sessions=((1.0,) * 5,)), RULES["cpu"])
+
+
+def test_runs_that_passed_are_only_added_to_the_numbers_they_passed_against(doc):
+    passed = dataclasses.replace(recording(1.5), judged=(1.0, 2.0))
+    assert stored.still_wanted(doc, passed, environment())
+    with_more = merge(doc, recording(4.0), session="s2")
+    assert stored.still_wanted(with_more, passed, environment()), "a session that ended before only added to them"
+    for other in (merge(doc, recording(10.0), session="s2", replace=True), merge(doc, recording(10.0), session="s2", gpu="B")):
+        assert not stored.still_wanted(other, passed, environment())
+        assert stored.still_wanted(other, recording(1.5), environment()), "what was not judged is stored whatever lies there"
+
+
+ACTS = st.lists(st.tuples(st.sampled_from("AB"), st.sampled_from(["w", "v"]), st.booleans(), st.integers(1, 3)), min_size=1, max_size=6)
+
+
+@given(ACTS)
+def test_history_only_grows(acts):
+    """Whatever is recorded in whatever order: every run stays, once, with its session, and what was superseded never changes."""
+    doc, kept, before = stored.empty("gpu", "f", "m"), [], []
+    for number, (gpu, workload, replace, runs) in enumerate(acts):
+        values = [100.0 * (number + 1) + i for i in range(runs)]
+        doc = merge(doc, recording(*values, workload=workload), session=f"s{number}", replace=replace, gpu=gpu)
+        kept += [(f"s{number}", v) for v in values]
+        entry = doc["entries"][KEY]
+        history = entry.get("supersedes", [])
+        assert [(r["session"], r["value"]) for part in (*history, entry) for r in part["runs"]] == kept
+        assert history[: len(before)] == before
+        assert len({doc["sessions"][r["session"]]["environment"]["identity"]["gpu"] for r in entry["runs"]}) == 1
+        assert stored.lookup(doc, KEY, METRIC, current(gpu=gpu, workload=workload)).runs[-1] == values[-1]
+        before = history

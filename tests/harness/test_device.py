@@ -182,6 +182,24 @@ def test_another_users_lock_file_can_be_locked(holder: Holder, monkeypatch: pyte
         assert signed_by == str(other.pid if mode == 0o666 else os.getpid())
 
 
+def test_who_waits_is_told_of_the_holder_in_one_plain_line(locks: Path) -> None:
+    """Any user of the machine can write into the file."""
+
+    class Enough(Exception):
+        pass
+
+    def say(text: str) -> None:
+        said.append(text)
+        raise Enough
+
+    said: list[str] = []
+    with lease("cpu", say=print):
+        (locks / "cpu.lock").write_text("12\t\x1b[2Jx\r\npass  all\u202e")
+        with pytest.raises(Enough), lease("cpu", say=say):
+            pass
+    assert said == [r"waiting for device cpu: pid 12 (\x1b[2Jx pass all\u202e) is measuring on it"]
+
+
 def test_an_unusable_directory_is_the_users_to_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(device.LOCK_DIR_ENV, str(tmp_path / "file"))
@@ -203,6 +221,47 @@ def burner() -> Iterator[Callable[[float], int]]:
     for process in started:
         process.kill()
         process.wait()
+
+
+def test_a_foreign_command_line_is_shown_without_its_secrets_and_on_one_line() -> None:
+    words = ["-u", "me:Zq9a", "--password=Zq9b", "--api-key", "Zq9c", "--x", "\x1b[31m\n"]
+    process = subprocess.Popen([sys.executable, "-c", BURN.format(30), *words], executable=sys.executable)
+    long = subprocess.Popen(["p", "-c", BURN.format(30), "--token=" + "Zq9" * 100, "x" * 100], executable=sys.executable)
+    try:
+        with LoadWatch(interval_s=0.1) as watch:
+            time.sleep(1.0)
+    finally:
+        for p in (process, long):
+            p.kill()
+            p.wait()
+    kept = {e.last.pid: e.command for e in watch._ledger.entries.values() if e.command}
+    assert {process.pid, long.pid} <= set(kept)
+    assert "Zq9" not in json.dumps(watch.seen) + str(load_problem(watch.seen)) + str(kept)
+    assert all(text.isprintable() and len(text) <= 80 for text in kept.values())
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        ("mysql\0-uroot\0--password=Zq9\0", "mysql -uroot --password=***"),
+        ("vllm serve m --api-key Zq9 --port 1\0\0\0\0", "vllm serve m --api-key *** --port 1"),  # it has set its own title
+        ("sh\0-c\0PGPASSWORD=Zq9 psql -h x\0", "sh -c PGPASSWORD=***"),
+        ("curl\0https://u:Zq9@h/?sig=Zq9\0", "curl https://***@h/?sig=***"),
+        ("x\0" + "-a\0" * 20 + "--token=" + "Zq9" * 9 + "\0", ("x " + "-a " * 20 + "--token=***")[:80]),
+        ("x\0\x1b]0;title\x07\0a\nb\0", r"x \x1b]0;title\x07 a b"),
+        ("\0\0", ""),
+        ("", ""),
+    ],
+)
+def test_command_lines_as_they_are_kept(monkeypatch: pytest.MonkeyPatch, raw: str, shown: str) -> None:
+    watch = LoadWatch()
+    stat = cputime.Stat(pid=7, start=1, name="x", ppid=1, ticks=0, child_ticks=0)
+    monkeypatch.setattr(device, "_read", lambda path: raw)
+    for ticks in (0, 1000):
+        monkeypatch.setattr(device, "_processes", lambda ticks=ticks: iter([stat._replace(ticks=ticks)]))
+        watch._sample()
+    (entry,) = watch._ledger.entries.values()
+    assert entry.command == shown
 
 
 def cpu_s(pid: int) -> float:

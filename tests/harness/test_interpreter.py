@@ -88,6 +88,8 @@ def test_two_builds_of_one_version_are_told_apart(tmp_path, monkeypatch, source,
         ("exit 3", "exit status 3"),
         ("echo '[1]'", "exit status 0"),
         ("exec sleep 5", "no answer in 0.3 s"),
+        (r"printf '\377\376 broken\n' >&2; exit 3", "\ufffd\ufffd broken"),
+        (r"printf '\377\n'", "exit status 0"),
     ],
 )
 def test_an_interpreter_that_cannot_answer(tmp_path, monkeypatch, text, why):
@@ -96,6 +98,11 @@ def test_an_interpreter_that_cannot_answer(tmp_path, monkeypatch, text, why):
     with pytest.raises(UserError) as caught:
         installed(python)
     assert str(caught.value).startswith(f"{python}: cannot be asked for its packages ({why})")
+
+
+def test_bytes_that_are_no_text_are_noise_like_any_other(tmp_path):
+    python = script(tmp_path / "python", r"""printf '\377\376\n'; printf '{"python": "3.12.1\377", "distributions": {"torch": "2"}}\n'""")
+    assert installed(python) == {"python": "3.12.1\ufffd", "distributions": {"torch": "2"}}
 
 
 def test_a_missing_interpreter_is_named(tmp_path):

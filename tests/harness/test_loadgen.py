@@ -179,10 +179,13 @@ def certificate(tmp_path_factory):
     return folder / "cert.pem", folder / "key.pem"
 
 
-def over_tls(certificate, *answers):
-    """A raw server that speaks TLS."""
+def over_tls(certificate, *answers, clients=False):
+    """A raw server that speaks TLS, to `clients` with a certificate only where that is set."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
+    if clients:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(certificate[0])
     return raw_server(*answers, wrap=lambda s: context.wrap_socket(s, server_side=True))
 
 
@@ -388,6 +391,23 @@ def test_answers_over_tls_end_where_it_ends(certificate, answer, outcome):
         record = ask(url.replace("http:", "https:"), ca_file=str(certificate[0]))
     assert record.outcome == outcome, record
     assert record.end_s - record.sent_s < 1.0
+
+
+def test_a_certificate_that_the_server_asks_for_is_shown_or_its_lack_told(certificate):
+    cert, key = map(str, certificate)
+    answer = [CLOSING + TOKEN + LAST + DONE]
+    with over_tls(certificate, answer, clients=True) as url:
+        assert ask(url.replace("http:", "https:"), ca_file=cert, cert_file=cert, key_file=key).outcome == OK
+    with over_tls(certificate, answer, clients=True) as url:
+        record = ask(url.replace("http:", "https:"), ca_file=cert)
+    assert record.outcome == "connection_reset"
+    assert "certificate required" in record.error.lower().replace("_", " ")
+
+
+@pytest.mark.parametrize("url", ["https://.x", "http://" + "a" * 70 + ".x", "ftp://x", "http://", "http://u:p@x"])
+def test_an_address_that_cannot_be_one_is_refused_at_once(url):
+    with pytest.raises(ValueError, match=r"address|host name"):
+        target(url)
 
 
 # --- the processes ---

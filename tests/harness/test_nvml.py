@@ -215,6 +215,20 @@ def test_among_equal_cards_the_order_of_the_bus_will_do_when_cuda_cannot_be_aske
         names({"CUDA_VISIBLE_DEVICES": "0"})
 
 
+@pytest.mark.parametrize(
+    "source", ["sys.stdout.buffer.write(b'CUDA-1 \\xff'); sys.exit(0)", "sys.stderr.buffer.write(b'\\xff'); sys.exit(3)"]
+)
+def test_bytes_that_are_no_text_are_no_fault_of_ours(monkeypatch, source):
+    monkeypatch.setattr(nvml, "_CUDA_ORDER", "import sys; " + source)
+    nvml._cuda_order.cache_clear()
+    if "stdout" in source:
+        assert ASK_CUDA({}) == ["CUDA-1", "\ufffd"]
+    else:
+        with pytest.raises(UserError, match="\\(\ufffd\\)"):
+            ASK_CUDA({})
+    nvml._cuda_order.cache_clear()
+
+
 FAST_FIRST = {"CUDA_VISIBLE_DEVICES": "0"}
 BY_BUS = {**FAST_FIRST, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 

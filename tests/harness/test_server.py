@@ -279,6 +279,41 @@ def test_environment_and_the_command_to_type(start: Start, monkeypatch: pytest.M
     assert "by hand: env SHADE=theirs MODE=fast sh -c " in message
 
 
+TALKATIVE = """
+import os, sys
+secret = sys.argv[-1]
+print("INFO non-default args:", {"model": "m", "api_key": [secret], "env": dict(os.environ)})
+print("ValueError: api key", secret, "is too short for", os.environ["SSHPASS"], "and", os.environ["MY_TOKEN_VALUE"])
+sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize("option", ["--api-key", "--hftoken", "--jwt"])
+def test_an_engine_that_prints_our_secrets_is_quoted_without_them(
+    start: Start, log: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.setenv("SSHPASS", "Zq9-environment")
+    framework = dataclasses.replace(fake(), argv=lambda launch: [sys.executable, "-c", TALKATIVE, option, "Zq9-option"])
+    with pytest.raises(ServerError) as caught, start(framework, env={"MY_TOKEN_VALUE": "Zq9-given"}):
+        pass
+
+    message = str(caught.value)
+    assert "Zq9" not in message
+    assert "reason: ValueError: api key *** is too short for *** and ***\n" in message
+    assert f"{option} '***'" in message.splitlines()[-1]
+    assert "Zq9-option" in log.read_text(), "the log itself is left as it is, for its owner"
+
+
+def test_a_probe_is_quoted_without_secrets(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ready, "SAY_EVERY_S", 1.0)
+    monkeypatch.setenv("HF_TOKEN", "loading")  # which is what the fake answers
+    said: list[str] = []
+    with pytest.raises(ServerError) as caught, start(fake("--one-token-delay", "600"), timeout_s=2.5, say=said.append):
+        pass
+    assert "loading" not in str(caught.value) + "".join(said)
+    assert any('"message": "***"' in line for line in said)
+
+
 def test_death_while_serving_is_known(start: Start) -> None:
     with start(fake("--die-after", "2", "--die-text", "out of memory")) as server:
         wait_until(lambda: server.failure() is not None)

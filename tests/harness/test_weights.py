@@ -100,5 +100,14 @@ def test_large_files_are_sampled_and_say_so(tmp_path, monkeypatch):
     assert weights.file_hash(big).startswith("sampled-sha256:200000:")
 
 
+NOISE = "import sys; sys.{}.buffer.write(b'\\xff\\xfe text'); sys.exit({})"
+
+
+def test_bytes_that_are_no_text_are_read_as_such():
+    assert weights.run_python(sys.executable, NOISE.format("stdout", 0)) == "\ufffd\ufffd text"
+    with pytest.raises(UserError, match=r"\ufffd\ufffd text$"):
+        weights.run_python(sys.executable, NOISE.format("stderr", 3))
+
+
 def test_missing_modules_are_found_without_importing_them():
     assert weights.missing_modules(sys.executable, ("json", "no_such_module_at_all")) == ("no_such_module_at_all",)

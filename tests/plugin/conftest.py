@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -118,19 +119,30 @@ class Project:
         return self.folder / "baselines" / "cpu" / "transformers" / "smollm2-135m.json"
 
 
+def make_project(folder):
+    (folder / "conftest.py").write_text((HERE / "kv_fake.py").read_text())
+    (folder / "test_fixed.py").write_text(SUITE)
+    (folder / "test_other.py").write_text(OTHER)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "tmp").mkdir()
+    return Project(folder)
+
+
 @pytest.fixture
 def kv_project(tmp_path):
-    (tmp_path / "conftest.py").write_text((HERE / "kv_fake.py").read_text())
-    (tmp_path / "test_fixed.py").write_text(SUITE)
-    (tmp_path / "test_other.py").write_text(OTHER)
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    (tmp_path / "tmp").mkdir()
-    return Project(tmp_path)
+    return make_project(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def recorded_once(tmp_path_factory):
+    project = make_project(tmp_path_factory.mktemp("recorded"))
+    result = project.run("--kv-record=missing", report=False)
+    assert result.code == 0, result.out
+    return project
 
 
 @pytest.fixture
-def recorded(kv_project):
-    """A project with a baseline of five runs for each gate."""
-    result = kv_project.run("--kv-record=missing", report=False)
-    assert result.code == 0, result.out
-    return kv_project
+def recorded(recorded_once, tmp_path):
+    """A project with a baseline of five runs for each gate, a copy of its own."""
+    shutil.copytree(recorded_once.folder, tmp_path, dirs_exist_ok=True)
+    return Project(tmp_path, calls=recorded_once.calls)

@@ -31,7 +31,9 @@ class Running:
             f.write(f"measure {scenario} run{self.run} attempt{self.attempt} pid{os.getpid()}\n")
         if str(scenario) in told("BROKEN", []):
             raise UserError(f"the warm-up of {scenario} failed: HTTP 400")
-        if told("SPOILED") == "measure" and self.attempt <= told("BUSY_ATTEMPTS", 2):
+        if self.run == told("CRASHES"):
+            raise {"RuntimeError": RuntimeError, "KeyboardInterrupt": KeyboardInterrupt}[told("CRASH", "RuntimeError")]("a fault of ours")
+        if told("SPOILED") in ("measure", "both") and self.attempt <= told("BUSY_ATTEMPTS", 2):
             raise Spoiled("other processes used 0.99 of 2 cores (allowed 0.3): pid 4711 python burn.py 0.99", {"foreign_cores": 0.99})
         time.sleep(told("SLEEP", 0.0))
         noise = random.Random(f"{scenario}|{self.run}|{told('SEED', 0)}").gauss(0, told("CV", 0.02))
@@ -94,7 +96,7 @@ class Runner:
             f.write(f"start run{run} attempt{attempt} t{time.monotonic()}\n")
         if told("DIES"):
             raise UserError("engine died at start (exit code 1): out of memory\n  last line of its log")
-        if told("SPOILED") == "start" and attempt <= told("BUSY_ATTEMPTS", 2):
+        if (told("SPOILED") == "start" and attempt <= told("BUSY_ATTEMPTS", 2)) or (told("SPOILED") == "both" and attempt == 2):
             raise Spoiled("other processes used 0.99 of 2 cores (allowed 0.3): pid 4711 python burn.py 0.99", {"foreign_cores": 0.99})
         yield Running(arm, run, attempt)
         with LOG.open("a") as f:

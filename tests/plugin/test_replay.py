@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
+from pytest_kvcache.harness import traces
 from pytest_kvcache.replay import FIGURES
 
 STATES = {
@@ -107,6 +108,14 @@ def tampered(folder):
         np.savez(f, **columns)
 
 
+def block_of(run):
+    return next(iter(run["blocks"].values()))
+
+
+def base_of(run):
+    return next(iter(block_of(run)["evidence"].values()))["base"]
+
+
 DAMAGE = {
     "missing": (lambda f: shutil.rmtree(f), "cannot be read"),
     "no requests": (lambda f: (f / "records.npz").unlink(), "records.npz"),
@@ -115,12 +124,19 @@ DAMAGE = {
     "empty": (lambda f: (f / "run.json").write_text(""), "empty"),
     "another schema": (lambda f: edited(f / "run.json", lambda r: r.update(schema="other/1")), "$.schema"),
     "nothing measured": (lambda f: edited(f / "run.json", lambda r: r.update(blocks={})), "nothing was measured"),
-    "a lost row": (lambda f: edited(f / "run.json", lambda r: r["traces"].pop()), "same number"),
-    "a lost measurement": (lambda f: edited(f / "run.json", lambda r: next(iter(r["blocks"].values()))["measurements"].pop()), "same number"),
-    "odd evidence": (
-        lambda f: edited(f / "run.json", lambda r: next(iter(next(iter(r["blocks"].values()))["evidence"].values()))["base"].update(runs=3)),
-        "evidence",
-    ),
+    "a lost row": (lambda f: edited(f / "run.json", lambda r: r["traces"].pop()), "@ $.traces"),
+    "a lost measurement": (lambda f: edited(f / "run.json", lambda r: block_of(r)["measurements"].pop()), "measurements, but the requests of"),
+    "odd evidence": (lambda f: edited(f / "run.json", lambda r: base_of(r).update(runs=3)), "base.runs is unknown"),
+    "evidence of another type": (lambda f: edited(f / "run.json", lambda r: base_of(r).update(sessions=[1.0])), "base.sessions"),
+    "an empty session": (lambda f: edited(f / "run.json", lambda r: base_of(r).update(sessions=[[]])), "base.sessions"),
+    "a canary of no time": (lambda f: edited(f / "run.json", lambda r: base_of(r).update(canary_ms=[[0.0]])), "base.canary_ms"),
+    "no rows": (lambda f: edited(f / "run.json", lambda r: r.pop("traces")), "'traces' is a required property"),
+    "a block without a name": (lambda f: edited(f / "run.json", lambda r: r["plan"]["blocks"][0].update(id="x")), "$.plan.blocks"),
+    "no environment": (lambda f: edited(f / "run.json", lambda r: r["environments"].clear()), "$.environments"),
+    "a nest": (lambda f: (f / "run.json").write_text("[" * 200_000), "nested"),
+    "a trace of another block": (lambda f: edited(f / "run.json", lambda r: r["traces"][3].update(block="x/y/z")), "@ $.traces"),
+    "a trace of another run": (lambda f: edited(f / "run.json", lambda r: r["traces"][3].update(run=9)), "@ $.traces[3]"),
+    "a measurement of another run": (lambda f: edited(f / "run.json", lambda r: block_of(r)["measurements"][3].update(run=9)), "measurements[3]"),
 }  # fmt: skip
 
 
@@ -137,11 +153,117 @@ def test_a_damaged_run_is_one_clear_line(recorded, name):
 
 
 @pytest.mark.parametrize(("option", "words"), [
-    ("--kv-gpu=h100", "is of cpu"), ("--kv-framework=vllm", "is of transformers"), ("--kv-record=all", "nothing to record"),
-    ("--kv-model=llama-3.1-8b", "is of smollm2-135m"),
+    ("--kv-gpu=h100", "is of cpu"), ("--kv-framework=vllm", "vllm"), ("--kv-record=all", "nothing to record"),
+    ("--kv-model=granite-3.3-8b", "is of smollm2-135m"),
 ])  # fmt: skip
 def test_an_option_that_contradicts_the_run_is_one_clear_line(recorded, option, words):
     recorded.run()
     again = recorded.run("--kv-replay=report2", option, report=False, runner=False)
     assert again.code == 4
     assert words in again.out
+
+
+def test_a_run_is_never_judged_against_itself(recorded):
+    (recorded.folder / "pytest.ini").write_text("[pytest]\nkv_baselines = baselines\n")
+    recorded.run(all_slow=1.6)
+    recorded.run("--kv-record=all", all_slow=1.6, seed=3)
+    own = recorded.run("--kv-replay=report3", runner=False)
+    assert set(own.verdicts.values()) == {"no-baseline"}
+    named = recorded.run("--kv-replay=report3", "--kv-baselines=baselines", runner=False)
+    assert set(named.verdicts.values()) == {"no-baseline"}
+    old = recorded.run("--kv-replay=report2", runner=False)
+    assert "regression" in old.verdicts.values(), "an ini file's baselines are those of today, not those of the run"
+
+
+def test_verdicts_that_lost_their_tests_are_told_and_fail_where_they_had_failed(recorded):
+    measured = recorded.run(slow={"isl64-osl16-c2": 1.8})
+    assert measured.code == 1
+    for name in ("test_fixed.py", "test_other.py"):
+        suite = recorded.folder / name
+        suite.write_text(suite.read_text().replace("(1, 2, 4)", "(1, 4)").replace("(1, 2)", "(1,)"))
+    again = recorded.run("--kv-replay=report2", runner=False)
+    assert "regression" not in again.verdicts.values()
+    assert again.code == 1
+    assert "verdict(s) of" in again.out and "were not judged again" in again.out
+    chosen = recorded.run("--kv-replay=report2", "-k", "c4", runner=False)
+    assert chosen.code == 0, chosen.out
+    assert "were not judged again" in chosen.out
+
+
+def test_what_the_ini_file_asks_of_measuring_is_no_matter_for_a_stored_run(recorded):
+    measured = recorded.run("--kv-profile=acceptance", cv=0.3)
+    assert measured.code == 1
+    (recorded.folder / "pytest.ini").write_text("[pytest]\nkv_profile = ci\nkv_gpu = h100\nkv_record = all\nkv_model = granite-3.3-8b\n")
+    again = recorded.run("--kv-replay=report2", runner=False)
+    assert again.code == 1, again.out
+    assert figures(again.run) == figures(measured.run)
+
+
+def test_the_stored_run_is_not_overwritten(recorded):
+    recorded.run()
+    before = (recorded.folder / "report2" / "run.json").read_bytes()
+    again = recorded.run("--kv-replay=report2", "--kv-report=report2", report=False, runner=False)
+    assert again.code == 4
+    assert "would be overwritten" in again.out
+    assert (recorded.folder / "report2" / "run.json").read_bytes() == before
+
+
+def test_lost_requests_are_told(recorded):
+    recorded.run()
+    folder = recorded.folder / "report2"
+    columns = traces.read(folder / "records.npz")
+    blocks = traces.blocks_of(folder / "records.npz")
+    parts = [None if i == 2 else traces.part_of(t) for i, t in enumerate(columns)]
+    digest = traces.write(folder / "records.npz", parts, blocks)
+    edited(folder / "run.json", lambda r: r["files"].update({"records.npz": digest}))
+    again = recorded.run("--kv-replay=report2", report=False, runner=False)
+    assert "1 of " in again.out and "their requests are lost" in again.out
+
+
+def test_an_interrupted_run_stays_one(recorded):
+    recorded.run(crashes=2, crash="KeyboardInterrupt")
+    again = recorded.run("--kv-replay=report2", runner=False)
+    assert again.run["complete"] is False
+    assert again.run["interrupted"]
+    assert "not measured to its end" in again.out
+
+
+@pytest.mark.parametrize(("given", "gpu"), [("--kv-gpu=CPU", "cpu"), ("--kv-framework=Transformers", ""), ("--kv-model=SmolLM2-135M", "")])
+def test_what_the_run_is_of_may_be_said_in_any_way(recorded, given, gpu):
+    recorded.run()
+    assert recorded.run("--kv-replay=report2", given, runner=False).code == 0
+
+
+def test_an_option_that_names_nothing_is_one_clear_line(recorded):
+    found = recorded.run("--kv-replay=", report=False)
+    assert found.code == 4
+    assert "--kv-replay= names nothing" in found.out
+
+
+def test_a_recorded_run_passes_when_it_is_judged_again(kv_project):
+    kv_project.run("-k", "fixed", "--kv-record=missing", report=False)
+    mixed = kv_project.run("--kv-record=missing", seed=2)
+    assert mixed.code == 0
+    again = kv_project.run("--kv-replay=report2", runner=False)
+    assert figures(again.run) == figures(mixed.run)
+    assert again.code == 0, again.out
+
+
+def test_a_smoke_run_and_a_judged_one_change_places(recorded):
+    for name in ("test_fixed.py", "test_other.py"):
+        suite = recorded.folder / name
+        suite.write_text(suite.read_text().replace("concurrency=c)", "concurrency=c, profile='smoke')"))
+    recorded.run("--kv-profile=smoke")
+    full = recorded.run("--kv-replay=report2", "--kv-profile=ci", runner=False)
+    assert {v["reason"].split(":")[0] for v in full.run["verdicts"]} == {"too few runs"}
+    recorded.run(all_slow=1.6)
+    smoke = recorded.run(f"--kv-replay=report{recorded.calls}", "--kv-profile=smoke", runner=False)
+    assert smoke.code == 0
+    assert {v["verdict"] for v in smoke.run["verdicts"]} == {"inconclusive"}
+
+
+def test_only_showing_says_nothing_of_verdicts(recorded):
+    recorded.run()
+    shown = recorded.run("--kv-replay=report2", "--collect-only", report=False, runner=False)
+    assert shown.code == 0
+    assert "verdict(s)" not in shown.out

@@ -1,0 +1,139 @@
+"""How a block of a session comes to its result: measured on an engine, or judged again from a stored run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import traceback
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .core import baseline as stored
+from .core.evidence import Evidence, changes, gather
+from .core.gate import INVALID, Verdict
+from .core.plan import Block
+from .core.record import Trace
+from .core.spec import Scenario, SpecError, UserError
+
+if TYPE_CHECKING:
+    from .session import KvSession
+
+
+def measured(session: KvSession, block: Block, path: Path) -> dict[str, Any]:
+    """The block's result, also in the file `path` after every step. Never raises but for an interrupt: a fault is its `error`."""
+    from .harness.device import lease
+    from .harness.files import write_json
+
+    meter = None
+    empty: dict[str, Any] = {
+        "id": block.id, "environment": {}, "server_start_s": [], "spent_s": {}, "measurements": [], "traces": [],
+        "evidence": {}, "broken": [],
+    }  # fmt: skip
+    try:
+        if session.settings.replay:
+            return _judge_again(session, block, path)
+        with lease(session.device(), say=session.say):
+            meter = _meter(session, block, path)
+            return _compared(session, block, meter.measure())
+    except (UserError, SpecError) as e:
+        error = str(e)
+    except OSError as e:
+        error = f"{e.filename or session.scratch}: {e.strerror or e}"
+    except Exception as e:
+        note = session.scratch / "error.log"
+        note.write_text(traceback.format_exc())
+        error = f"internal error: {e!r} (traceback in {note})"
+    # What was measured before the fault is kept; its gates cannot be trusted.
+    known = (meter.progress.plain() if meter else read(path) or {}) | {"complete": True, "error": error}
+    found = empty | known | {"fault": True}
+    found["verdicts"] = {g.key: _error_verdict(error, g.margin) for t in block.tasks for g in t.gates}
+    with suppress(OSError):
+        write_json(path, found)
+    return found
+
+
+def _judge_again(session: KvSession, block: Block, path: Path) -> dict[str, Any]:
+    """The block of a stored run; against the baselines of then, or those of a folder that was named."""
+    from .harness.files import write_json
+    from .replay import evidence, judged, lost_row
+
+    run = session.stored_run
+    rows = run.rows(block.id)
+    if session.settings.baselines_given:
+        workloads = {t["scenario"]: t["workload"] for t in run.document["traces"] if t["block"] == block.id and t["workload"]}
+        cores = {m["canary"]["cores"] for m, _ in rows if m["canary"]}
+        wanted = {t.scenario: workloads.get(str(t.scenario), "") for t in block.tasks}
+        known = _evidence(session, block, run.document["environments"][block.id], wanted, cores.pop() if len(cores) == 1 else None)
+    else:
+        known = evidence(run, block, session.rule, smoke=session.settings.profile == "smoke")
+    found = judged(run, block, known, session.rule)
+    if session.settings.baselines_given:
+        _compared(session, block, found)
+    if session.settings.report:
+        names = [t for t in run.document["traces"] if t["block"] == block.id]
+        found["traces"] = [_keep(session, path.stem, t) if t else lost_row(name) for name, (_, t) in zip(names, rows, strict=True)]
+    write_json(path, found)
+    return found
+
+
+def _meter(session: KvSession, block: Block, path: Path) -> Any:
+    from .harness.files import write_json
+    from .harness.measure import BlockMeter, Orders
+
+    runner = session.runner(block.framework, block.model)
+    environment = runner.environment(block.arms)
+    canary = runner.canary()
+    cores = canary["cores"] if canary else None
+    evidence = _evidence(session, block, environment, {t.scenario: runner.workload(t.scenario) for t in block.tasks}, cores)
+    deadline = session.began + session.settings.budget_s if session.settings.budget_s else None
+    needs, bases = {k: e.need for k, e in evidence.items()}, {k: e.base for k, e in evidence.items()}
+    return BlockMeter(
+        block, runner, Orders(rule=session.rule, needs=needs, bases=bases, deadline=deadline), environment=environment,
+        evidence={k: e.plain() for k, e in evidence.items()}, keep=lambda trace: _keep(session, path.stem, trace),
+        save=lambda plain: write_json(path, _compared(session, block, plain)), say=session.say,
+    )  # fmt: skip
+
+
+def _compared(session: KvSession, block: Block, plain: dict[str, Any]) -> dict[str, Any]:
+    """A block's result with what its environment has changed since each gate's baseline."""
+    doc = session.document(block.framework, block.model)
+    for key, evidence in plain["evidence"].items():
+        evidence["changed"] = changes(doc, key, plain["environment"])
+    return plain
+
+
+def _evidence(
+    session: KvSession, block: Block, environment: dict[str, Any], workloads: Mapping[Scenario, str], cores: int | None
+) -> dict[str, Evidence]:
+    """What each gate of a block is judged against, from the baselines."""
+    doc, smoke = session.document(block.framework, block.model), session.settings.profile == "smoke"
+    found = {}
+    for task in block.tasks:
+        now = stored.Current(environment=environment, workload=workloads[task.scenario], cores=cores)
+        for gate in task.gates:
+            found[gate.key] = gather(doc, gate, now, session.rule, record=session.settings.record, smoke=smoke)
+    return found
+
+
+def _keep(session: KvSession, name: str, trace: Trace) -> dict[str, Any]:
+    """The raw trace in a file, and the row that stands for it in the block's result."""
+    from .harness.traces import keep
+
+    row = keep(session.traces, name, trace)
+    if row["lost"]:
+        session.say(f"  {row['lost']}")
+    return row
+
+
+def _error_verdict(error: str, margin: float) -> dict[str, Any]:
+    return dataclasses.asdict(Verdict(verdict=INVALID, reason=error, margin=margin))
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        return found
+    except (OSError, ValueError):
+        return None
