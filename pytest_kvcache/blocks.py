@@ -79,8 +79,9 @@ def _judge_again(session: KvSession, block: Block, path: Path) -> dict[str, Any]
 
 
 def _meter(session: KvSession, block: Block, path: Path) -> Any:
+    from .core.progress import Orders
     from .harness.files import write_json
-    from .harness.measure import BlockMeter, Orders
+    from .harness.measure import BlockMeter
 
     runner = session.runner(block.framework, block.model)
     environment = runner.environment(block.arms)

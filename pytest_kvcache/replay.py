@@ -104,7 +104,7 @@ def without(doc: Mapping[str, Any], session: str) -> dict[str, Any]:
 
 def judged(run: StoredRun, block: Block, known: Mapping[str, Evidence], rule: Rule) -> dict[str, Any]:
     """The block's result as `BlockMeter.measure` gives it: all figures computed anew, every gate settled on all runs."""
-    from .harness.measure import Orders, Progress, settle
+    from .core.progress import Orders, Progress, settle
 
     stored = run.document["blocks"][block.id]
     progress = Progress(
@@ -137,8 +137,8 @@ def _broken(stored: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dic
 
 def again(row: Mapping[str, Any], trace: Trace | None) -> dict[str, Any]:
     """A measurement from its requests; as it was stored where they are lost, or where nothing was measured (a lost server, say)."""
+    from .core.progress import measurement
     from .core.validity import trace_problem
-    from .harness.measure import measurement
 
     if trace is None or not trace.records:
         return dict(row)

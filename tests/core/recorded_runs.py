@@ -7,10 +7,10 @@ from pytest_kvcache.core import baseline as stored
 from pytest_kvcache.core.gate import rule_for
 from pytest_kvcache.core.metrics import find_metric
 from pytest_kvcache.core.plan import Wanted, make_plan
+from pytest_kvcache.core.progress import Orders, Progress, measurement, settle
 from pytest_kvcache.core.record import RequestRecord, Trace
 from pytest_kvcache.core.spec import ClosedLoop, Gate
 from pytest_kvcache.core.validity import trace_problem
-from pytest_kvcache.harness.measure import Orders, Progress, measurement, settle
 
 SCENARIO = ClosedLoop(isl=64, osl=32, concurrency=4, requests=64)
 METRICS = ("output_tok_s", "req_s", "ttft_ms.p50", "tpot_ms.p50", "itl_ms.p50", "e2e_ms.p50", "ttft_ms.p90")

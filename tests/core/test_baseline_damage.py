@@ -23,12 +23,12 @@ from pytest_kvcache.core.evidence import changes, from_plain, gather
 from pytest_kvcache.core.gate import IMPROVEMENT, INCONCLUSIVE, INVALID, NO_BASELINE, PASS, REGRESSION, rule_for
 from pytest_kvcache.core.metrics import find_metric
 from pytest_kvcache.core.plan import Wanted, make_plan
+from pytest_kvcache.core.progress import Orders, Progress, settle
 from pytest_kvcache.core.spec import ClosedLoop, Gate, UserError
 from pytest_kvcache.core.units import factor
 from pytest_kvcache.harness.baseline_shape import fits
 from pytest_kvcache.harness.baselines import baseline_path, load_baseline, save_baseline
 from pytest_kvcache.harness.files import schema_problem
-from pytest_kvcache.harness.measure import Orders, Progress, settle
 
 RULE = rule_for("gpu", "full")
 SCENARIO = ClosedLoop(isl=512, osl=128, concurrency=8, requests=64)

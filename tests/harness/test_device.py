@@ -62,7 +62,8 @@ def holder(locks: Path) -> Iterator[Holder]:
     def start(*args: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", HOLD, *args]
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=env)
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, bufsize=0, env=env, preexec_fn=hears_interrupts)
         started.append(process)
         return process
 
@@ -70,6 +71,10 @@ def holder(locks: Path) -> Iterator[Holder]:
     for process in started:
         process.kill()
         process.communicate()
+
+
+def hears_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits that it is ignored
 
 
 def line(process: subprocess.Popen[bytes]) -> str:

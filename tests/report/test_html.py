@@ -64,7 +64,7 @@ def make_measured(scenario: str, run: int) -> Plain:
     load = {"foreign_cores": 0.02, "steal_share": 0.0013, "pressure": 0.4, "others": ["a process with a long name"] * 3}
     return {
         "scenario": scenario, "arm": "base", "run": run, "valid": True, "invalid": None, "metrics": metrics,
-        "requests": 8 * c, "failed": 0, "load": load,
+        "requests": 8 * c, "failed": 0, "load": load, "canary": None,
     }  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def make_run(verdicts: list[Plain] | None = None, **more: Any) -> Plain:
         "exit_code": 0, "plugin": "0.1.0", "gpu": "cpu", "profile": "ci",
         "plan": {"blocks": [make_plan(BLOCK, scenarios)]},
         "environments": {BLOCK: copy.deepcopy(ENVIRONMENT)}, "expected_false_alarms": 0.02,
-        "blocks": {BLOCK: make_block(scenarios)},
+        "blocks": {BLOCK: make_block(scenarios)}, "traces": [], "files": {},
         "verdicts": [make_verdict()] if verdicts is None else verdicts, **more,
     }  # fmt: skip
 

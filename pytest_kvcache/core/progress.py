@@ -1,0 +1,161 @@
+"""What is known of a block so far, and which of its gates that settles. Pure, but for the progress, which grows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .evidence import as_judged
+from .gate import INCONCLUSIVE, INVALID, NO_BASELINE, Base, Limit, Rule, Verdict, geometric_mean, in_unit, judge, too_few_samples
+from .metrics import find_metric, measure, quantile_of
+from .models import find_model
+from .physics import limit_of
+from .plan import Block, GateSpec, Task
+from .record import OK, Trace
+from .resolved import noted
+
+
+def measurement(trace: Trace, problem: str | None) -> dict[str, Any]:
+    """A trace in figures; `problem` says why it does not count."""
+    from .window import facts, window_of  # numpy: only once something has been measured
+
+    window = window_of(trace)
+    return {
+        "scenario": trace.scenario, "arm": trace.arm, "run": trace.run, "valid": problem is None, "invalid": problem,
+        "metrics": measure(trace, window), "requests": len(trace.records), "failed": sum(r.outcome != OK for r in trace.records),
+        "load": trace.load | facts(trace, window), "canary": None,
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orders:
+    """How far to measure: the rule, what each gate needs (see `core.baseline.need`), its stored number, the end of time."""
+
+    rule: Rule
+    needs: Mapping[str, str]
+    bases: Mapping[str, Base]
+    deadline: float | None = None
+
+
+@dataclass
+class Progress:
+    """Everything known so far about a block; `plain` is what is stored after every step. `traces` say where the raw ones are."""
+
+    block: Block
+    environment: dict[str, Any]
+    evidence: dict[str, Any] = field(default_factory=dict)
+    complete: bool = False
+    error: str | None = None
+    server_start_s: list[float] = field(default_factory=list)
+    spent_s: dict[str, float] = field(default_factory=dict)
+    measurements: list[dict[str, Any]] = field(default_factory=list)
+    traces: list[dict[str, Any]] = field(default_factory=list)
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    broken: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def note_resolved(self, arm: str, found: Mapping[str, Any]) -> None:
+        """What a server made of its arguments is part of the environment, though known only when it runs."""
+        self.environment = {**self.environment, "subject": noted(self.environment.get("subject", {}), arm, found)}
+
+    def runs(self, gate: GateSpec) -> list[dict[str, Any]]:
+        """The valid runs of the gate's scenario."""
+        return [m for m in self.measurements if m["valid"] and (m["scenario"], m["arm"]) == (gate.scenario, gate.arm)]
+
+    def plain(self) -> dict[str, Any]:
+        named = ("complete", "error", "server_start_s", "spent_s", "measurements", "traces", "environment", "evidence")
+        found = {name: getattr(self, name) for name in named}
+        found["broken"] = [{"scenario": scenario, "arm": arm, "reason": why} for (scenario, arm), why in self.broken.items()]
+        return found | {"id": self.block.id, "verdicts": {k: dataclasses.asdict(v) for k, v in self.verdicts.items()}}
+
+
+def settle(gate: GateSpec, progress: Progress, orders: Orders, *, final: bool) -> Verdict | None:
+    """The gate's verdict on what is known, or None when it needs more runs. Looks at no other gate.
+
+    A decision is frozen: what came after the run that made it, for the sake of other gates, changes nothing. A baseline of another
+    card is judged by wider terms, which the verdict names.
+    """
+    if orders.needs[gate.key] not in ("judge", "report"):
+        return _settled(gate, progress, orders, final=final)
+    gate, rule, notes = as_judged(gate, orders.bases[gate.key], orders.rule)
+    found = _settled(gate, progress, dataclasses.replace(orders, rule=rule), final=final)
+    return dataclasses.replace(found, notes=found.notes + notes) if found and found.verdict != INVALID else found
+
+
+def _settled(gate: GateSpec, progress: Progress, orders: Orders, *, final: bool) -> Verdict | None:
+    runs, need, rule = progress.runs(gate), orders.needs[gate.key], orders.rule
+    values: list[Any] = [m["metrics"].get(gate.metric) for m in runs]
+    whole = values.index(None) if None in values else len(values)
+    if need == "nothing":
+        return _judged(gate, progress, orders, [], final=True)
+    for n in sorted({whole, *(n for n in rule.looks if n < whole)}) if need == "judge" else ():
+        if (found := _judged(gate, progress, orders, runs[:n], final=False)).settled:
+            return found
+    enough = {"record": rule.record_runs, "report": 1, "judge": rule.looks[-1]}[need]
+    if whole < enough:
+        if whole < len(values):
+            return Verdict(verdict=INVALID, reason=f"{gate.metric} is missing from run {runs[whole]['run']}", margin=gate.margin)
+        if reason := progress.broken.get((gate.scenario, gate.arm)):
+            return Verdict(verdict=INVALID, reason=reason, margin=gate.margin)
+        if not final:
+            return None
+    if need == "judge":
+        return _judged(gate, progress, orders, runs[:enough], final=True)
+    if need == "record":
+        return _recorded(gate, values[:enough], rule)
+    return _reported(gate, values[:enough], orders.bases[gate.key], rule)
+
+
+def _judged(gate: GateSpec, progress: Progress, orders: Orders, runs: list[dict[str, Any]], *, final: bool) -> Verdict:
+    """The verdict on some runs of the gate, all of which have its metric."""
+    metric, base, quantile = find_metric(gate.metric), orders.bases[gate.key], quantile_of(gate.metric)
+    if orders.needs[gate.key] == "judge":
+        asked = _task(gate, progress).scenario.n_requests
+        for known, samples in ((Base(), (asked,)), (base, ())):  # what no run would change, before the first
+            if few := too_few_samples(known, samples, quantile=quantile, margin=gate.margin, rule=orders.rule):
+                return few
+        if not runs:
+            reason = "the time budget was spent before the first run"
+            return Verdict(verdict=INCONCLUSIVE, reason=reason, margin=gate.margin, more_runs=orders.rule.looks[0])
+    return judge(
+        base, [m["metrics"][gate.metric] for m in runs], better=metric.better, margin=gate.margin, rule=orders.rule, unit=metric.unit,
+        definition=metric.definition, samples=[m["requests"] for m in runs], quantile=quantile, limit=_limit(gate, progress),
+        floor=gate.floor, final=final, canary_ms=_comparable(runs),
+    )  # fmt: skip
+
+
+def _task(gate: GateSpec, progress: Progress) -> Task:
+    return next(t for t in progress.block.tasks if str(t.scenario) == gate.scenario)
+
+
+def _limit(gate: GateSpec, progress: Progress) -> Limit | None:
+    """What the device cannot exceed, where it and the model are in the catalogues."""
+    arm = next(a for a in progress.block.arms if a.name == gate.arm)
+    return limit_of(gate.metric, _task(gate, progress).scenario, arm, find_model(progress.block.model), progress.environment)
+
+
+def _comparable(runs: list[dict[str, Any]]) -> list[float | None]:
+    """What the canary took beside each run, if all were done by as many cores; None where it is not known."""
+    cores = {m["canary"]["cores"] for m in runs if m["canary"]}
+    return [m["canary"]["ms"] if m["canary"] and len(cores) == 1 else None for m in runs]
+
+
+def _recorded(gate: GateSpec, values: list[float], rule: Rule) -> Verdict:
+    value = geometric_mean(values) if values else None
+    short = "" if len(values) >= rule.record_runs else f"only {len(values)} of {rule.record_runs} runs were made"
+    return Verdict(verdict=NO_BASELINE, reason=short, value=value, runs=tuple(values), margin=gate.margin)
+
+
+def _reported(gate: GateSpec, values: list[float], base: Base, rule: Rule) -> Verdict:
+    value = geometric_mean(values) if values else None
+    if base.runs:
+        base = in_unit(base, find_metric(gate.metric).unit) or Base(mismatch=f"it is stored in {base.unit!r}")
+    if not base.runs:
+        return Verdict(verdict=NO_BASELINE, reason=base.missing or base.mismatch, value=value, runs=tuple(values), margin=gate.margin)
+    stored = geometric_mean(base.runs)
+    return Verdict(
+        verdict=INCONCLUSIVE, reason="profile smoke takes one run: reported, not judged", value=value, baseline=stored,
+        change=value / stored - 1 if value else None, runs=tuple(values), baseline_runs=base.runs, margin=gate.margin,
+        more_runs=max(1, rule.looks[0] - len(values)),
+    )  # fmt: skip
