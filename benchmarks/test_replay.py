@@ -77,7 +77,7 @@ def test_judge_again(benchmark, stored):
     folder, block = stored
 
     def again():
-        run = replay.load(folder)
+        run = replay.load(*replay.head(folder))
         return replay.judged(run, block, replay.evidence(run, block, RULE, smoke=False), RULE)
 
     found = benchmark.pedantic(again, rounds=3, warmup_rounds=1)

@@ -62,8 +62,8 @@ def _judge_again(session: KvSession, block: Block, path: Path) -> dict[str, Any]
     run = session.stored_run
     rows = run.rows(block.id)
     if session.settings.baselines_given:
-        workloads = {t["scenario"]: t["workload"] for t in run.document["traces"] if t["block"] == block.id and t["workload"]}
-        cores = {m["canary"]["cores"] for m, _ in rows if m["canary"]}
+        workloads = {row["scenario"]: row["workload"] for _, row, _ in rows if row["workload"]}
+        cores = {m["canary"]["cores"] for m, _, _ in rows if m["canary"]}
         wanted = {t.scenario: workloads.get(str(t.scenario), "") for t in block.tasks}
         known = _evidence(session, block, run.document["environments"][block.id], wanted, cores.pop() if len(cores) == 1 else None)
     else:
@@ -72,8 +72,7 @@ def _judge_again(session: KvSession, block: Block, path: Path) -> dict[str, Any]
     if session.settings.baselines_given:
         _compared(session, block, found)
     if session.settings.report:
-        names = [t for t in run.document["traces"] if t["block"] == block.id]
-        found["traces"] = [_keep(session, path.stem, t) if t else lost_row(name) for name, (_, t) in zip(names, rows, strict=True)]
+        found["traces"] = [_keep(session, path.stem, trace) if trace else lost_row(row) for _, row, trace in rows]
     write_json(path, found)
     return found
 
@@ -89,9 +88,8 @@ def _meter(session: KvSession, block: Block, path: Path) -> Any:
     cores = canary["cores"] if canary else None
     evidence = _evidence(session, block, environment, {t.scenario: runner.workload(t.scenario) for t in block.tasks}, cores)
     deadline = session.began + session.settings.budget_s if session.settings.budget_s else None
-    needs, bases = {k: e.need for k, e in evidence.items()}, {k: e.base for k, e in evidence.items()}
     return BlockMeter(
-        block, runner, Orders(rule=session.rule, needs=needs, bases=bases, deadline=deadline), environment=environment,
+        block, runner, Orders.against(evidence, session.rule, deadline), environment=environment,
         evidence={k: e.plain() for k, e in evidence.items()}, keep=lambda trace: _keep(session, path.stem, trace),
         save=lambda plain: write_json(path, _compared(session, block, plain)), say=session.say,
     )  # fmt: skip

@@ -16,6 +16,7 @@ from typing import Any
 
 from .core import stale
 from .core.gate import INVALID, false_alarms
+from .core.record import TRACE_NAMES
 from .core.spec import UserError
 from .rows import Rows, rerecord, settled
 from .session import KvSession
@@ -163,7 +164,7 @@ def record(session: KvSession, blocks: list[dict[str, Any]], rows: Rows, plugin:
 
 def trace_rows(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """`traces` of `run.json`: what the column `trace` of the requests counts into."""
-    return [{"block": b["id"], **{k: t[k] for k in ("scenario", "arm", "run", "workload")}} for b in blocks for t in b["traces"]]
+    return [{"block": b["id"], **{k: t[k] for k in TRACE_NAMES}} for b in blocks for t in b["traces"]]
 
 
 def _requests(session: KvSession, target: Path, rows: list[dict[str, Any]], blocks: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:

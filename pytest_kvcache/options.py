@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,8 +62,8 @@ class Engine:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything the user asked for, checked. `baselines_given` tells a folder named by the user from the default; `stored` are
-    the scenarios of each block of the run to `replay`, `some` says that the user selected tests."""
+    """Everything the user asked for, checked. `baselines_given` tells a folder named by the user from the default; `run` is the file
+    that `replay` names with its document, `some` says that the user selected tests."""
 
     gpu: Gpu
     engines: tuple[Engine, ...]
@@ -75,7 +76,7 @@ class Settings:
     record: str | None
     report: Path | None
     replay: Path | None
-    stored: Mapping[str, frozenset[str]]
+    run: tuple[Path, Mapping[str, Any]] | None
     some: bool
     strict: bool
     start_timeout_s: float | None
@@ -139,7 +140,7 @@ class Subject:
     profile: str
     frameworks: list[str]
     models: tuple[Model, ...]
-    stored: Mapping[str, frozenset[str]]
+    run: tuple[Path, Mapping[str, Any]] | None
 
 
 def _asked(config: pytest.Config) -> Subject:
@@ -149,7 +150,7 @@ def _asked(config: pytest.Config) -> Subject:
         profile="ci",
         frameworks=_unique(_values(config, "framework") or [frameworks.default_name(gpu.kind)]),
         models=tuple(_model(n) for n in _unique(_values(config, "model") or [default_model(gpu)])),
-        stored={},
+        run=None,
     )
 
 
@@ -175,7 +176,7 @@ def _stored(config: pytest.Config, path: Path) -> Subject:
     if report and (config.invocation_params.dir / report).resolve() == file.parent.resolve():
         raise UserError(f"--kv-report={report}: that is the run to be judged again, and would be overwritten; name another folder")
     models = tuple(find_model(key) or Model(key=key) for key in named[1])
-    return Subject(gpu=run["gpu"], profile=run["profile"], frameworks=named[0], models=models, stored=plan)
+    return Subject(gpu=run["gpu"], profile=run["profile"], frameworks=named[0], models=models, run=(file, run))
 
 
 def _selects(config: pytest.Config) -> bool:
@@ -211,7 +212,7 @@ def read_settings(config: pytest.Config) -> Settings:
         record=_choice("record", record, ("missing", "all")) if record else None,
         report=config.invocation_params.dir / report if report else None,
         replay=replay,
-        stored=subject.stored,
+        run=subject.run,
         some=_selects(config),
         strict=bool(config.getini("kv_strict")),
         start_timeout_s=parse_time(timeout, "kv_start_timeout") if timeout else None,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,18 +89,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=NO_SERVER))
 
 
-class _usage_errors:
+@contextmanager
+def _usage_errors() -> Iterator[None]:
     """Turns our errors into pytest's usage error: one line, exit code 4."""
+    try:
+        yield
+    except (UserError, SpecError) as error:
+        from .report import terminal
 
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (UserError, SpecError)):
-            from .report import terminal
-
-            raise pytest.UsageError(terminal.told(str(error))) from None
-        if isinstance(error, OSError):  # a full or read-only disk under the temporary folder, say
-            raise pytest.UsageError(f"{error.filename or 'the disk'}: {error.strerror or error}") from None
+        raise pytest.UsageError(terminal.told(str(error))) from None
+    except OSError as error:  # a full or read-only disk under the temporary folder, say
+        raise pytest.UsageError(f"{error.filename or 'the disk'}: {error.strerror or error}") from None
 
 
 def _interrupt(*_: object) -> None:
@@ -208,7 +209,15 @@ class Conductor:
         from .core.plan import block_id
 
         want = self._wanted(item, strict=False)
-        return want is None or str(want.scenario) in self.settings.stored.get(block_id(want), ())
+        return want is None or str(want.scenario) in self._stored.get(block_id(want), ())
+
+    @cached_property
+    def _stored(self) -> dict[str, frozenset[str]]:
+        """The scenarios of each block of the run that is judged again."""
+        from .replay import plan_of
+
+        assert self.settings.run
+        return plan_of(self.settings.run[1])
 
     def _wanted(self, item: pytest.Item, *, strict: bool = True) -> Wanted | None:
         """What a test asks to be measured; None for an ordinary or a skipped one."""

@@ -11,13 +11,15 @@ from .core import baseline as baselines
 from .core.evidence import Evidence, from_plain
 from .core.gate import INVALID, Base, Rule, Verdict
 from .core.plan import Block
-from .core.record import Trace
+from .core.record import TRACE_NAMES, Trace
 from .core.spec import UserError
 
 NOT_STORED = "the stored run was judged without this gate"
 FIGURES = ("verdict", "reason", "value", "baseline", "change", "low", "high", "margin", "p_seq", "runs", "baseline_runs", "notes")
-ROW = ("scenario", "arm", "run", "workload")
 CURE = "name the run.json of a folder that --kv-report has written"
+
+Row = tuple[Mapping[str, Any], Mapping[str, Any], Trace | None]
+"""A measurement, the row of `traces` that says what it is of, and its requests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +30,17 @@ class StoredRun:
     document: Mapping[str, Any]
     traces: Sequence[Trace | None]
 
-    def rows(self, block: str) -> list[tuple[Mapping[str, Any], Trace | None]]:
-        """Each measurement of a block beside its requests: both are in the order in which they were made."""
-        requests = [t for row, t in zip(self.document["traces"], self.traces, strict=True) if row["block"] == block]
-        return list(zip(self.document["blocks"][block]["measurements"], requests, strict=True))
+    def rows(self, block: str) -> list[Row]:
+        """Each measurement of a block, what it is of, and its requests: all in the order in which they were made.
+
+        UserError where they are not of one number.
+        """
+        mine = [(row, t) for row, t in zip(self.document["traces"], self.traces, strict=True) if row["block"] == block]
+        measured = self.document["blocks"][block]["measurements"]
+        if len(mine) != len(measured):
+            where = f"@ $.blocks[{block!r}].measurements"
+            raise UserError(f"{self.file}: damaged: {len(measured)} measurements, but the requests of {len(mine)} {where}")
+        return [(m, row, t) for m, (row, t) in zip(measured, mine, strict=True)]
 
 
 def head(path: Path) -> tuple[Path, dict[str, Any]]:
@@ -51,11 +60,10 @@ def head(path: Path) -> tuple[Path, dict[str, Any]]:
     return file, found
 
 
-def load(path: Path) -> StoredRun:
-    """The whole run; UserError where the requests are missing, damaged, or not those that the run names."""
+def load(file: Path, found: Mapping[str, Any]) -> StoredRun:
+    """The whole run whose `head` this is; UserError where the requests are missing, damaged, or not those that the run names."""
     from .harness.traces import blocks_of, digest, read
 
-    file, found = head(path)
     records = file.with_name("records.npz")
     if digest(records) != found["files"]["records.npz"]:
         raise UserError(f"{records}: not the requests that {file} names (their SHA-256 differs)")
@@ -70,17 +78,13 @@ def _check(run: StoredRun, blocks: Sequence[str]) -> None:
     if len(rows) != len(run.traces) or list(blocks) != [row["block"] for row in rows]:
         raise UserError(f"{run.file}: damaged: its rows are not those of records.npz @ $.traces")
     for i, (row, trace) in enumerate(zip(rows, run.traces, strict=True)):
-        if row["block"] not in run.document["blocks"] or (trace and any(getattr(trace, k) != row[k] for k in ROW)):
+        if row["block"] not in run.document["blocks"] or (trace and any(getattr(trace, k) != row[k] for k in TRACE_NAMES)):
             raise UserError(f"{run.file}: damaged: not what its requests are of @ $.traces[{i}]")
-    for name, block in run.document["blocks"].items():
-        mine = [(row, trace) for row, trace in zip(rows, run.traces, strict=True) if row["block"] == name]
-        where = f"@ $.blocks[{name!r}].measurements"
-        if len(mine) != len(block["measurements"]):
-            raise UserError(f"{run.file}: damaged: {len(block['measurements'])} measurements, but the requests of {len(mine)} {where}")
-        for i, (m, (row, trace)) in enumerate(zip(block["measurements"], mine, strict=True)):
+    for name in run.document["blocks"]:
+        for i, (m, row, trace) in enumerate(run.rows(name)):
             same = all(m[k] == row[k] for k in ("scenario", "arm", "run"))
             if not same or (trace and not trace.records and m["valid"]):
-                raise UserError(f"{run.file}: damaged: not what its requests are of {where}[{i}]")
+                raise UserError(f"{run.file}: damaged: not what its requests are of @ $.blocks[{name!r}].measurements[{i}]")
 
 
 def evidence(run: StoredRun, block: Block, rule: Rule, *, smoke: bool) -> dict[str, Evidence]:
@@ -111,9 +115,9 @@ def judged(run: StoredRun, block: Block, known: Mapping[str, Evidence], rule: Ru
         block=block, environment=run.document["environments"][block.id], complete=stored["complete"], error=stored["error"],
         server_start_s=stored["server_start_s"], spent_s=stored["spent_s"], evidence={k: e.plain() for k, e in known.items()},
     )  # fmt: skip
-    progress.measurements = [again(row, trace) for row, trace in run.rows(block.id)]
+    progress.measurements = [again(m, trace) for m, _, trace in run.rows(block.id)]
     progress.broken = _broken(stored, progress.measurements)
-    orders = Orders(rule=rule, needs={k: e.need for k, e in known.items()}, bases={k: e.base for k, e in known.items()})
+    orders = Orders.against(known, rule)
     for gate in (g for t in block.tasks for g in t.gates):
         # As the session did: while it measured, and when nothing more came. After a fault of ours it trusted nothing.
         verdict = None if stored.get("fault") else settle(gate, progress, orders, final=False)
@@ -148,8 +152,8 @@ def again(row: Mapping[str, Any], trace: Trace | None) -> dict[str, Any]:
 
 def lost_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """What stands for a trace that was lost when the run was written, as `harness.traces.keep` gives it."""
-    kept = {k: row[k] for k in ("scenario", "arm", "run", "workload")}
-    return kept | {"requests": 0, "file": None, "lost": row.get("lost") or "its requests are not in the stored run"}
+    why = row.get("lost") or "its requests are not in the stored run"
+    return {k: row[k] for k in TRACE_NAMES} | {"requests": 0, "file": None, "lost": why}
 
 
 def plan_of(run: Mapping[str, Any]) -> dict[str, frozenset[str]]:

@@ -82,8 +82,8 @@ class KvSession:
         """The run that is judged again."""
         from .replay import load
 
-        assert self.settings.replay
-        return load(self.settings.replay)
+        assert self.settings.run
+        return load(*self.settings.run)
 
     def document(self, framework: str, model: str) -> dict[str, Any]:
         """The baseline document of an engine and a model, read once."""

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from .text import escaped
+
 # Readings of the moment: they differ between any two sessions and explain nothing by that.
 ALWAYS_DIFFERENT = frozenset(
     {"date", "load_average", "boot_time", "gpu_clock_mhz", "gpu_memory_clock_mhz", "gpu_temperature_c", "gpu_pcie_generation"}
@@ -73,11 +75,11 @@ def _line(key: str, a: Any, b: Any) -> str:
         if before == after:  # 1 and "1"
             before, after = _plain(a), _plain(b)
         change = " -> ".join(_shortened(before, after))
-    return f"{_one_line(key)}: {change}"
+    return f"{escaped(key)}: {change}"
 
 
 def _plain(value: Any) -> str:
-    return _one_line(json.dumps(value, ensure_ascii=False, sort_keys=True))
+    return escaped(json.dumps(value, ensure_ascii=False, sort_keys=True))
 
 
 def _shown(value: Any) -> str:
@@ -85,12 +87,7 @@ def _shown(value: Any) -> str:
         return "absent"
     if isinstance(value, list):
         return " ".join(map(_shown, value))
-    return _one_line(value) if isinstance(value, str) else _plain(value)
-
-
-def _one_line(text: str) -> str:
-    """Control characters as escapes: one line, and a difference in them can be seen."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return escaped(value) if isinstance(value, str) else _plain(value)
 
 
 def _shortened(a: str, b: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .evidence import as_judged
+from .evidence import Evidence, as_judged
 from .gate import INCONCLUSIVE, INVALID, NO_BASELINE, Base, Limit, Rule, Verdict, geometric_mean, in_unit, judge, too_few_samples
 from .metrics import find_metric, measure, quantile_of
 from .models import find_model
@@ -37,6 +37,12 @@ class Orders:
     needs: Mapping[str, str]
     bases: Mapping[str, Base]
     deadline: float | None = None
+
+    @classmethod
+    def against(cls, evidence: Mapping[str, Evidence], rule: Rule, deadline: float | None = None) -> Orders:
+        """From what each gate is judged against."""
+        needs, bases = {k: e.need for k, e in evidence.items()}, {k: e.base for k, e in evidence.items()}
+        return cls(rule=rule, needs=needs, bases=bases, deadline=deadline)
 
 
 @dataclass

@@ -44,6 +44,7 @@ class RequestRecord:
         return self.sent_s if self.scheduled_s is None else self.scheduled_s
 
 
+TRACE_NAMES = ("scenario", "arm", "run", "workload")  # what of a Trace says which one it is
 REQUEST_COLUMNS = tuple(f.name for f in dataclasses.fields(RequestRecord))
 
 

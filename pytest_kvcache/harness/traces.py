@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ..core.columns import DTYPES, TEXTS, Array, Columns, records_of
-from ..core.record import REQUEST_COLUMNS, Trace
+from ..core.record import REQUEST_COLUMNS, TRACE_NAMES, Trace
 from ..core.spec import UserError
 from .files import replacing
 
@@ -238,7 +238,7 @@ def _faults(path: Path, name: str) -> Iterator[None]:
 
 def keep(folder: Path, name: str, trace: Trace) -> dict[str, Any]:
     """Store a trace as `name`-N.npz; the row that stands for it in a block's result. A full disk costs its requests, nothing else."""
-    row: dict[str, Any] = {k: getattr(trace, k) for k in ("scenario", "arm", "run", "workload")}
+    row: dict[str, Any] = {k: getattr(trace, k) for k in TRACE_NAMES}
     row |= {"requests": len(trace.records), "file": None, "lost": None}
     path = folder / f"{name}-{sum(1 for _ in folder.glob(f'{name}-*.npz'))}.npz"
     try:
