@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .core import baseline as stored
+from .core import builds
 from .core.evidence import Evidence, changes, gather
 from .core.gate import INVALID, Verdict
 from .core.plan import Block
@@ -36,7 +37,8 @@ def measured(session: KvSession, block: Block, path: Path) -> dict[str, Any]:
             return _judge_again(session, block, path)
         with lease(session.device(), say=session.say):
             meter = _meter(session, block, path)
-            return _compared(session, block, meter.measure())
+            found: dict[str, Any] = meter.measure()
+            return found
     except (UserError, SpecError) as e:
         error = str(e)
     except OSError as e:
@@ -70,7 +72,7 @@ def _judge_again(session: KvSession, block: Block, path: Path) -> dict[str, Any]
         known = evidence(run, block, session.rule, smoke=session.settings.profile == "smoke")
     found = judged(run, block, known, session.rule)
     if session.settings.baselines_given:
-        _compared(session, block, found)
+        _compared(session, block, found, None)
     if session.settings.report:
         found["traces"] = [_keep(session, path.stem, trace) if trace else lost_row(row) for _, row, trace in rows]
     write_json(path, found)
@@ -83,7 +85,9 @@ def _meter(session: KvSession, block: Block, path: Path) -> Any:
     from .harness.measure import BlockMeter
 
     runner = session.runner(block.framework, block.model)
-    environment = runner.environment(block.arms)
+    environment = runner.environment(tuple(a for a in block.arms if not a.build))
+    others = tuple(a for a in block.arms if a.build)
+    other = runner.environment(others) if others else None
     canary = runner.canary()
     cores = canary["cores"] if canary else None
     evidence = _evidence(session, block, environment, {t.scenario: runner.workload(t.scenario) for t in block.tasks}, cores)
@@ -91,15 +95,20 @@ def _meter(session: KvSession, block: Block, path: Path) -> Any:
     return BlockMeter(
         block, runner, Orders.against(evidence, session.rule, deadline), environment=environment,
         evidence={k: e.plain() for k, e in evidence.items()}, keep=lambda trace: _keep(session, path.stem, trace),
-        save=lambda plain: write_json(path, _compared(session, block, plain)), say=session.say,
+        save=lambda plain: write_json(path, _compared(session, block, plain, other)), say=session.say,
     )  # fmt: skip
 
 
-def _compared(session: KvSession, block: Block, plain: dict[str, Any]) -> dict[str, Any]:
-    """A block's result with what its environment has changed since each gate's baseline."""
-    doc = session.document(block.framework, block.model)
+def _compared(session: KvSession, block: Block, plain: dict[str, Any], other: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A block's result with what its environment has changed since each gate's baseline, or against that of the other build."""
+    doc, now = session.document(block.framework, block.model), plain["environment"]
+    pairs = {g.key for t in block.tasks for g in t.gates if g.against}
+    between = builds.changes(other, now, block.arms) if other else []
     for key, evidence in plain["evidence"].items():
-        evidence["changed"] = changes(doc, key, plain["environment"])
+        if key not in pairs:
+            evidence["changed"] = changes(doc, key, now)
+        elif other:
+            evidence["changed"] = between
     return plain
 
 

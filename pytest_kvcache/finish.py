@@ -123,7 +123,8 @@ def _outgrown(session: KvSession, blocks: Sequence[Mapping[str, Any]], rows: Row
 
     What was not measured now, or not judged (smoke, recording), counts for nothing. Without a cache there is no count.
     """
-    s, base = session.settings, {(b["id"], key): e["base"] for b in blocks for key, e in b["evidence"].items()}
+    s = session.settings
+    base = {(b["id"], key): e["base"] for b in blocks for key, e in b["evidence"].items() if e["need"] != "pair"}
     if cache is None or s.replay or s.profile == "smoke":
         return []
     found = {
@@ -229,8 +230,13 @@ def run_document(
         "command": session.settings.command, "exit_code": exit_code, "plugin": __version__, "gpu": session.settings.gpu.key,
         "profile": session.settings.profile, "plan": plan, "environments": {b["id"]: b["environment"] for b in blocks},
         "blocks": {b["id"]: {k: b[k] for k in kept if k in b} for b in blocks}, "verdicts": rows,
-        **_replayed(session), "expected_false_alarms": false_alarms(sum(r["p_seq"] is not None for r in rows)),
+        **_builds(session), **_replayed(session), "expected_false_alarms": false_alarms(sum(r["p_seq"] is not None for r in rows)),
     }  # fmt: skip
+
+
+def _builds(session: KvSession) -> dict[str, Any]:
+    """The other interpreter of a comparison of two builds, and what differs between them."""
+    return {"ab": session.settings.ab, "builds": session.between_builds} if session.settings.ab else {}
 
 
 def _replayed(session: KvSession) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -30,6 +31,7 @@ _OPTIONS = (
     ("baselines", "string", "DIR", "Folder of the stored numbers (default: baselines in the root directory)"),
     ("record", "string", "missing|all", "Record this session's runs as the baseline: where there is none, or anew"),
     ("replay", "string", "RUN", "Judge a stored run (a folder of --kv-report, or its run.json) again; starts no engine"),
+    ("ab", "string", "PYTHON", "Interpreter of another build: measure it and this one in turns, and judge this one against it"),
     ("report", "string", "DIR", "Write report.html, run.json and every request into this folder"),
 )
 _REPEATABLE = ("framework", "model", "serve-arg")
@@ -63,7 +65,8 @@ class Engine:
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Everything the user asked for, checked. `baselines_given` tells a folder named by the user from the default; `run` is the file
-    that `replay` names with its document, `some` says that the user selected tests."""
+    that `replay` names with its document, `some` says that the user selected tests. `ab` is the interpreter of the other build, of a
+    stored run too."""
 
     gpu: Gpu
     engines: tuple[Engine, ...]
@@ -78,6 +81,7 @@ class Settings:
     replay: Path | None
     run: tuple[Path, Mapping[str, Any]] | None
     some: bool
+    ab: str | None
     strict: bool
     start_timeout_s: float | None
     command: str
@@ -170,6 +174,8 @@ def _stored(config: pytest.Config, path: Path) -> Subject:
     ):
         if other := [given for given, key in meant.items() if key not in has]:
             raise UserError(f"--kv-{option}={other[0]}: the run to be judged again is of {', '.join(has)}; leave the option out")
+    if config.getoption("kv_ab"):
+        raise UserError("--kv-ab: nothing is measured with --kv-replay; a stored run of two builds is judged as such without it")
     if config.getoption("kv_record"):
         raise UserError("--kv-record: nothing is measured with --kv-replay, so there is nothing to record")
     report = _value(config, "report")
@@ -177,6 +183,25 @@ def _stored(config: pytest.Config, path: Path) -> Subject:
         raise UserError(f"--kv-report={report}: that is the run to be judged again, and would be overwritten; name another folder")
     models = tuple(find_model(key) or Model(key=key) for key in named[1])
     return Subject(gpu=run["gpu"], profile=run["profile"], frameworks=named[0], models=models, run=(file, run))
+
+
+def _other_build(config: pytest.Config, subject: Subject, engines: tuple[Engine, ...], record: str) -> str | None:
+    """The interpreter of `--kv-ab`; UserError where there is none such, or where it is no question."""
+    if subject.run:
+        return str(subject.run[1]["ab"]) if "ab" in subject.run[1] else None
+    named = _value(config, "ab")
+    if not named:
+        return None
+    if record:
+        raise UserError("--kv-ab compares two builds with each other and stores nothing: leave --kv-record out")
+    if commands := [e.framework.name for e in engines if e.command]:
+        raise UserError(
+            f"--kv-ab names an interpreter, but {commands[0]} is started by kv_command_{commands[0]}; use kv_python_{commands[0]}"
+        )
+    path = (config.invocation_params.dir if config.getoption("kv_ab") else config.rootpath) / Path(named).expanduser()
+    if not path.is_file() or not os.access(path, os.X_OK):
+        raise UserError(f"--kv-ab={named}: no such interpreter; name the python of the environment that has the other build")
+    return os.path.abspath(path)  # not resolved: the python of a virtual environment is a link
 
 
 def _selects(config: pytest.Config) -> bool:
@@ -200,9 +225,10 @@ def read_settings(config: pytest.Config) -> Settings:
     if replay:  # the run and the options decide, not what the ini file says of measuring
         named, record = config.getoption("kv_baselines") or "", ""
     profile = config.getoption("kv_profile") if replay else _value(config, "profile")
+    engines = tuple(_engine(config, n) for n in subject.frameworks)
     return Settings(
         gpu=find_gpu(subject.gpu),
-        engines=tuple(_engine(config, n) for n in subject.frameworks),
+        engines=engines,
         models=subject.models,
         serve_args=tuple(_values(config, "serve_arg")),
         profile=_choice("profile", profile or subject.profile, PROFILES),
@@ -214,6 +240,7 @@ def read_settings(config: pytest.Config) -> Settings:
         replay=replay,
         run=subject.run,
         some=_selects(config),
+        ab=_other_build(config, subject, engines, record),
         strict=bool(config.getini("kv_strict")),
         start_timeout_s=parse_time(timeout, "kv_start_timeout") if timeout else None,
         command=shlex.join(["pytest", *masked_words(map(str, config.invocation_params.args))]),

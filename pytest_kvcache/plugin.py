@@ -154,7 +154,8 @@ class Conductor:
             return one_line(f"kvcache: judging {s.replay} again, profile {s.profile}")
         engines = ", ".join(e.framework.name for e in s.engines)
         models = ", ".join(m.key for m in s.models)
-        return one_line(f"kvcache: {engines} serving {models} on {s.gpu.key}, profile {s.profile}, baselines {s.baselines}")
+        judged = f"against the build of {s.ab}, in turns" if s.ab else f"baselines {s.baselines}"
+        return one_line(f"kvcache: {engines} serving {models} on {s.gpu.key}, profile {s.profile}, {judged}")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
@@ -221,7 +222,7 @@ class Conductor:
 
     def _wanted(self, item: pytest.Item, *, strict: bool = True) -> Wanted | None:
         """What a test asks to be measured; None for an ordinary or a skipped one."""
-        from .core.plan import Wanted, as_gate
+        from .core.plan import Wanted, as_gate, on_two_builds
 
         scenario = scenario_of(item)
         if scenario is None or _is_skipped(item):
@@ -237,7 +238,8 @@ class Conductor:
         if not gates and strict:
             raise UserError(f"{item.nodeid}: no kv_gates marker; say what it claims, as @pytest.mark.kv_gates('output_tok_s')")
         family = getattr(item, "originalname", item.name).removeprefix("test_")
-        return Wanted(framework=params["kv_framework"], model=params["kv_model"], family=family, scenario=scenario, gates=gates)
+        want = Wanted(framework=params["kv_framework"], model=params["kv_model"], family=family, scenario=scenario, gates=gates)
+        return on_two_builds(want) if self.settings.ab else want
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """The plan is final only here: -k, -m and --lf deselect after every pytest_collection_modifyitems."""

@@ -12,6 +12,7 @@ from .core import baseline as stored
 from .core.evidence import from_plain
 from .core.gate import MIN_BASE_RUNS, NO_BASELINE, PASS
 from .core.metrics import find_metric
+from .core.windows import runs_of
 from .rows import Rows
 from .session import KvSession
 
@@ -72,7 +73,7 @@ def _recordings(session: KvSession, block: Mapping[str, Any], gathering: Mapping
     workloads = {t["scenario"]: t["workload"] for t in block["traces"] if t["requests"]}
     for key, verdict in block["verdicts"].items():
         _, scenario, arm, metric = key.split("/")
-        runs = [m for m in block["measurements"] if m["valid"] and (m["scenario"], m["arm"]) == (scenario, arm)]
+        runs = runs_of(block["measurements"], scenario, arm)
         fresh = verdict["verdict"] == NO_BASELINE and not verdict["reason"]
         passed = verdict["verdict"] == PASS and key in gathering
         if not (fresh or passed) or len(runs) < wanted:

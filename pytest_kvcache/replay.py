@@ -96,7 +96,11 @@ def evidence(run: StoredRun, block: Block, rule: Rule, *, smoke: bool) -> dict[s
             one = from_plain(known[gate.key]) if gate.key in known else Evidence(need="judge", base=Base(missing=NOT_STORED))
         except (TypeError, KeyError, AttributeError) as e:
             raise UserError(f"{run.file}: damaged @ $.blocks[{block.id!r}].evidence[{gate.key!r}] ({e})") from e
-        found[gate.key] = one if one.need == "record" else replace(one, need=baselines.need(one.base, rule, record=None, smoke=smoke))
+        if gate.against:
+            one = replace(one, need="report" if smoke else "pair")
+        elif one.need != "record":
+            one = replace(one, need=baselines.need(one.base, rule, record=None, smoke=smoke))
+        found[gate.key] = one
     return found
 
 

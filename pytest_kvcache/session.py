@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from .blocks import measured, read
 from .core.gate import MIN_BASE_RUNS, Rule, rule_for
-from .core.plan import Block, Cost, cost, make_plan, plan_row, runs_range, undeclared
+from .core.plan import Block, Cost, GateSpec, cost, make_plan, plan_row, runs_range, undeclared
 from .core.spec import Arm, UserError
 from .options import Engine, Settings
 from .report import terminal
@@ -66,7 +67,10 @@ class KvSession:
                 self.document(engine.framework.name, model.key)
                 if self.runner_for(engine.framework.name, model.key) is None:
                     self._check_device()
-                    check_installed(self._spec(engine, model.key))
+                    spec = self._spec(engine, model.key)
+                    check_installed(spec)
+                    if spec.other:
+                        check_installed(replace(spec, python=spec.other), "--kv-ab")
 
     def _check_device(self) -> None:
         if self.settings.gpu.kind == "cpu":
@@ -96,10 +100,29 @@ class KvSession:
             self._docs[key] = without(doc, self.stored_run.document["session"]) if self.settings.replay else doc
         return self._docs[key]
 
+    @cached_property
+    def between_builds(self) -> list[str]:
+        """What differs between the two interpreters of `--kv-ab`, a line each, the other one first; empty without it."""
+        if self.settings.replay:
+            return list(self.stored_run.document.get("builds", ()))
+        if not self.settings.ab:
+            return []
+        from .core.builds import SAME, distributions
+        from .harness.interpreter import installed
+
+        lines = []
+        for engine in self.settings.engines:
+            own, name = engine.python, engine.framework.name
+            found = distributions(installed(self.settings.ab), installed(own), engine.framework.distributions)
+            lines.append(f"{name}: other build {self.settings.ab}, this build {own}: " + (f"{len(found)} differ" if found else SAME))
+            lines += [f"  {line}" for line in found]
+        return lines
+
     # -- the plan -------------------------------------------------------------------------------------------------
 
     def plan(self, wanted: Sequence[Any]) -> None:
-        self.blocks = {b.id: b for b in make_plan(wanted, self.rule.margin)}
+        side_by_side = self.settings.gpu.kind == "cpu"  # the memory of a GPU holds one server
+        self.blocks = {b.id: b for b in make_plan(wanted, self.rule.margin, side_by_side=side_by_side)}
         declared = {e.framework.name: e.framework for e in self.settings.engines}
         for block in self.blocks.values():
             if problem := undeclared(block, declared[block.framework]):
@@ -107,14 +130,16 @@ class KvSession:
 
     def cost(self, block: Block, *, read: bool) -> Cost:
         """Best and worst case of a block. `read` says whether baseline files may be looked at (not under --collect-only)."""
-        keys = [g.key for t in block.tasks for g in t.gates]
-        doc = self.document(block.framework, block.model) if read else {"entries": dict.fromkeys(keys)}
-        kinds = {self._rough_need(doc["entries"].get(k), known=k in doc["entries"]) for k in keys}
+        gates = [g for t in block.tasks for g in t.gates]
+        doc = self.document(block.framework, block.model) if read else {"entries": {g.key: None for g in gates}}
+        kinds = {self._rough_need(g, doc["entries"].get(g.key), known=g.key in doc["entries"]) for g in gates}
         return cost(block, runs_range(self.rule, kinds), self.settings.gpu.kind)
 
-    def _rough_need(self, entry: dict[str, Any] | None, *, known: bool) -> str:
+    def _rough_need(self, gate: GateSpec, entry: dict[str, Any] | None, *, known: bool) -> str:
         """What a gate will probably need, before weights and environment are looked at."""
         record = self.settings.record
+        if gate.against:
+            return "report" if self.settings.profile == "smoke" else "pair"
         if record == "all" or (record == "missing" and (entry is None or len(entry["runs"]) < MIN_BASE_RUNS)):
             return "record"
         return "report" if self.settings.profile == "smoke" else "judge" if known else "nothing"
@@ -137,6 +162,8 @@ class KvSession:
         self.say(terminal.plan_line(len(blocks), starts, scenarios, gates, (clock(low), clock(high))))
         for block, one in zip(blocks, costs, strict=True):
             self.say(terminal.block_line(block.id, one.runs, [str(t.scenario) for t in block.tasks]))
+        for line in self.between_builds if read else ():
+            self.say(f"  {line}")
         if read:
             write_json(self.scratch / "plan.json", {"blocks": [plan_row(b, c) for b, c in zip(blocks, costs, strict=True)]})
 
@@ -208,7 +235,7 @@ class KvSession:
         model = next(m for m in self.settings.models if m.key == model_key)
         return EngineSpec(
             framework=engine.framework, model=model, gpu=self.settings.gpu, python=engine.python,
-            command=engine.command, serve_args=self.settings.serve_args,
+            command=engine.command, serve_args=self.settings.serve_args, other=self.settings.ab or "",
             start_timeout_s=self.settings.start_timeout_s,
         )  # fmt: skip
 

@@ -20,7 +20,8 @@ REFERENCE_PRIOR = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """`need` of this session (see `core.baseline.need`), the stored number, and what the environment has changed since it."""
+    """`need` of this session (see `core.baseline.need`; `pair`: two arms in turns), the stored number, and what the environment has
+    changed since it, or what one build has changed that the other has not."""
 
     need: str
     base: Base
@@ -33,7 +34,9 @@ class Evidence:
 def gather(
     doc: Mapping[str, Any], gate: GateSpec, now: stored.Current, rule: Rule, *, record: str | None = None, smoke: bool = False
 ) -> Evidence:
-    """From a baseline document, for the environment and workload of `now`."""
+    """From a baseline document, for the environment and workload of `now`; a gate between two arms needs no more than these."""
+    if gate.against:
+        return Evidence(need="report" if smoke else "pair", base=Base())
     base = stored.lookup(doc, gate.key, find_metric(gate.metric), now)
     return Evidence(need=stored.need(base, rule, record=record, smoke=smoke), base=base)
 

@@ -7,6 +7,7 @@ at the look that made it.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -180,15 +181,18 @@ def _judge_runs(
 
 
 def judge_paired(
-    old: Sequence[Any], new: Sequence[Any], *, better: str, margin: float = PAIRED.margin, rule: Rule = PAIRED, unit: str = "",
-    samples: Sequence[int] = (), quantile: float | None = None, limit: Limit | None = None, final: bool = False,
+    old: Sequence[Any], new: Sequence[Any], *, better: str, margin: float = PAIRED.margin, at_least: float | None = None,
+    rule: Rule = PAIRED, unit: str = "", samples: Sequence[int] = (), quantile: float | None = None, limit: Limit | None = None,
+    floor: float = 0.0, final: bool = False,
 ) -> Verdict:  # fmt: skip
     """The verdict on two arms measured in turns (A B, B A, ...): one value of each a round, in the order of the rounds, in one unit.
 
-    A round's log ratio is one observation; `samples` are the requests of all runs of both. Otherwise as `judge`.
+    A round's log ratio is one observation; `samples` are the requests of the windows of both. With `at_least` the claim is no margin
+    but a gain: the new arm is so many times as good as the old one. Otherwise as `judge`.
     """
-    if problem := _bad_question(better, margin):
+    if problem := _bad_question(better, 0.5 if at_least else margin):
         return _invalid(problem, None)
+    margin = 0.0 if at_least else margin
     rounds = f"{len(old)} runs of the old arm and {len(new)} of the new: rounds are not complete"
     problem = rounds if len(old) != len(new) else "" if new else "nothing was measured: the metric is missing from every run"
     for values, whose in ((new, "a value of the new arm"), (old, "a value of the old arm")):
@@ -203,13 +207,25 @@ def judge_paired(
             verdict=INCONCLUSIVE, reason=f"too few runs: {len(new)} rounds; {rule.looks[0]} are the least", margin=margin, runs=new,
             baseline_runs=old, value=geometric_mean(new), baseline=level, more_runs=rule.looks[0] - len(new),
         )  # fmt: skip
+    wide = max(margin, floor / level)
+    if wide >= 1 and better == "higher":
+        return _invalid(f"a floor of {floor:g} is as large as the other arm's value: the gate could never fail", margin)
     pairs = zip(stats.worse_logs(new, better), stats.worse_logs(old, better), strict=True)
-    delta = stats.log_margin(margin, better)
+    delta = -math.log(at_least) if at_least else stats.log_margin(wide, better)
     sides = Pairs([now - was for now, was in pairs], delta, better)
     look = look_by_look(sides, len(new), delta, rule, final=final)
     n = look.estimate.new_runs
     notes = sides.notes(n, told=look.reason.startswith("unstable"))
-    return _told(look, new, old[:n], geometric_mean(old[:n]), better=better, margin=margin, notes=notes)
+    found = _told(look, new, old[:n], geometric_mean(old[:n]), better=better, margin=wide, notes=notes)
+    return _as_claim(found, at_least, look) if at_least else found
+
+
+def _as_claim(found: Verdict, at_least: float, look: Look) -> Verdict:
+    """A verdict on a gain that is claimed: what fails it and what its runs show is told in times, not as a loss."""
+    shown = f"at least {at_least:g} times as good is claimed, these runs certify {math.exp(-look.certain):.3g} times"
+    reason = f"{found.reason}; {shown}" if found.reason else shown
+    kept = found.verdict in (PASS, INVALID)
+    return dataclasses.replace(found, certifiable=None, reason=found.reason if kept else reason)
 
 
 def _told(

@@ -6,20 +6,25 @@ measured as one and shares no server start with another block.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from .gate import Rule
+from .gate import PAIRED, Rule
 from .lint import gate_problem
 from .metrics import find_metric
 from .samples import default_margin
-from .spec import Arm, ClosedLoop, Framework, Gate, Scenario, SpecError
+from .spec import OTHER, Arm, ClosedLoop, Framework, Gate, Scenario, SpecError
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateSpec:
-    """One number to judge: `key` names it in baselines (family / scenario / arm / metric), never a pytest node id."""
+    """One number to judge: `key` names it in baselines (family / scenario / arm / metric), never a pytest node id.
+
+    With `against`, an arm that is measured in turns with it, there is no baseline; `at_least` is the gain that is claimed then, in
+    place of a margin.
+    """
 
     key: str
     family: str
@@ -28,6 +33,8 @@ class GateSpec:
     metric: str
     margin: float
     floor: float = 0.0
+    against: str = ""
+    at_least: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +58,14 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
+    """What is measured as one. `together`: the servers of its two arms live side by side, and short windows alternate between them."""
+
     id: str
     framework: str
     model: str
     arms: tuple[Arm, ...]
     tasks: tuple[Task, ...]
+    together: bool = False
 
 
 def block_id(want: Wanted) -> str:
@@ -72,19 +82,47 @@ def as_gate(value: Gate | str) -> Gate:
     return gate
 
 
-def gate_specs(want: Wanted, margin: float) -> tuple[GateSpec, ...]:
-    """The gates of one test, one for each arm; `margin` is the device's default. SpecError for what can be no gate."""
-    scenario, requests = str(want.scenario), want.scenario.n_requests
+def on_two_builds(want: Wanted) -> Wanted:
+    """The same on two builds at once: each arm a second time on the other build, and each gate of an arm against that (`--kv-ab`).
+
+    What one arm claims against another stays as it is: a claim on the session's own build.
+    """
+    own = want.scenario.arms
+    others = tuple(dataclasses.replace(a, name=f"{a.name}.{OTHER}", build=OTHER) for a in own)
+    gates: list[Gate] = []
     for gate in want.gates:
-        if problem := gate_problem(gate, requests):
+        names = [] if gate.against else [a.name for a in own if gate.arm in (None, a.name)]
+        gates += [dataclasses.replace(gate, arm=name, against=f"{name}.{OTHER}") for name in names] or [gate]
+    scenario = dataclasses.replace(want.scenario, arms=own + others)
+    return dataclasses.replace(want, scenario=scenario, gates=tuple(gates))
+
+
+def gate_specs(want: Wanted, margin: float) -> tuple[GateSpec, ...]:
+    """The gates of one test, one for each arm that each is of; `margin` is the device's default. SpecError for what can be no gate."""
+    scenario, requests = str(want.scenario), want.scenario.n_requests
+    names = [a.name for a in want.scenario.arms]
+    for gate in want.gates:
+        problem = gate_problem(gate, requests)
+        for name in (gate.arm, gate.against):
+            problem = problem or (f"no arm {name!r}; the scenario has {', '.join(names)}" if name not in (None, *names) else "")
+        if problem:
             raise SpecError(f"{want.family}/{scenario}: Gate({gate.metric!r}): {problem}")
     return tuple(
-        GateSpec(
-            key=f"{want.family}/{scenario}/{arm.name}/{gate.metric}", family=want.family, scenario=scenario, arm=arm.name,
-            metric=gate.metric, margin=gate.margin or default_margin(margin, gate.metric.partition(".")[2], requests), floor=gate.floor,
-        )
+        _gate_spec(want, gate, arm.name, margin, requests)
         for arm in want.scenario.arms
         for gate in want.gates
+        if gate.arm in (None, arm.name) and (gate.arm or not arm.build)
+    )
+
+
+def _gate_spec(want: Wanted, gate: Gate, arm: str, device_margin: float, requests: int) -> GateSpec:
+    scenario, against = str(want.scenario), gate.against or ""
+    usual = default_margin(PAIRED.margin if against else device_margin, gate.metric.partition(".")[2], requests)
+    # Builds have no place in a key: it says which number this is. Two arms have one claim each, beside those on baselines.
+    place = arm if not against or against == f"{arm}.{OTHER}" else f"{arm}-vs-{against}"
+    return GateSpec(
+        key=f"{want.family}/{scenario}/{place}/{gate.metric}", family=want.family, scenario=scenario, arm=arm, metric=gate.metric,
+        margin=0.0 if gate.at_least else gate.margin or usual, floor=gate.floor, against=against, at_least=gate.at_least,
     )  # fmt: skip
 
 
@@ -92,8 +130,11 @@ def _place(s: Scenario) -> tuple[Any, ...]:
     return s.isl, s.osl, type(s).__name__, s.concurrency if isinstance(s, ClosedLoop) else 0, str(s)
 
 
-def make_plan(wanted: Iterable[Wanted], margin: float) -> tuple[Block, ...]:
-    """Blocks in the order of their first test. Two tests that claim one key with different margins or floors are an error."""
+def make_plan(wanted: Iterable[Wanted], margin: float, *, side_by_side: bool = False) -> tuple[Block, ...]:
+    """Blocks in the order of their first test. Two tests that claim one key with different margins or floors are an error.
+
+    `side_by_side` says that the device can hold two servers at a time: two arms that are compared then alternate in short windows.
+    """
     work: dict[str, dict[Scenario, dict[str, GateSpec]]] = {}
     heads: dict[str, Wanted] = {}
     for want in wanted:
@@ -101,15 +142,24 @@ def make_plan(wanted: Iterable[Wanted], margin: float) -> tuple[Block, ...]:
         gates = work.setdefault(block_id(head), {}).setdefault(want.scenario, {})
         for spec in gate_specs(want, margin):
             if gates.setdefault(spec.key, spec) != spec:
-                one, two = (f"margin={g.margin:g}, floor={g.floor:g}" for g in (gates[spec.key], spec))
+                one, two = (_terms(g) for g in (gates[spec.key], spec))
                 raise SpecError(f"{spec.key}: two tests claim it, one with {one}, one with {two}")
-    return tuple(
-        Block(
-            id=name, framework=heads[name].framework, model=heads[name].model, arms=heads[name].scenario.arms,
-            # In an order of their own, so that the order of tests changes nothing on the server.
-            tasks=tuple(Task(scenario=s, gates=tuple(tasks[s].values())) for s in sorted(tasks, key=_place)),
-        )
-        for name, tasks in work.items()
+    return tuple(_block(name, heads[name], tasks, side_by_side) for name, tasks in work.items())
+
+
+def _terms(g: GateSpec) -> str:
+    return f"at_least={g.at_least:g}" if g.at_least else f"margin={g.margin:g}, floor={g.floor:g}"
+
+
+def _block(name: str, head: Wanted, tasks: dict[Scenario, dict[str, GateSpec]], side_by_side: bool) -> Block:
+    arms, paired = head.scenario.arms, any(g.against for gates in tasks.values() for g in gates.values())
+    together = side_by_side and paired and len(arms) == 2
+    return Block(
+        id=name, framework=head.framework, model=head.model, together=together,
+        # Half of what would fit: a large pool takes seconds to touch at every start, and all of memory must not be taken.
+        arms=tuple(dataclasses.replace(a, memory_share=0.5 / len(arms)) for a in arms) if together else arms,
+        # In an order of their own, so that the order of tests changes nothing on the server.
+        tasks=tuple(Task(scenario=s, gates=tuple(tasks[s].values())) for s in sorted(tasks, key=_place)),
     )  # fmt: skip
 
 
@@ -141,7 +191,7 @@ class Cost:
 
 def cost(block: Block, runs: tuple[int, int], kind: str) -> Cost:
     """The cost of `runs` (fewest, most) runs."""
-    one = len(block.arms) * (START_S[kind] + SCENARIO_S[kind] * len(block.tasks))
+    one = len(block.arms) * (START_S[kind] + SCENARIO_S[kind] * len(block.tasks) * (2 if block.together else 1))
     starts = (runs[0] * len(block.arms), runs[1] * len(block.arms))
     return Cost(runs=runs, starts=starts, seconds=(runs[0] * one, runs[1] * one))
 
@@ -150,6 +200,7 @@ def runs_range(rule: Rule, needs: Iterable[str]) -> tuple[int, int]:
     """Fewest and most runs of a block, by what its gates need (see `core.baseline.need`)."""
     bounds = {
         "judge": (rule.looks[0], rule.looks[-1]), "record": (rule.record_runs, rule.record_runs), "report": (1, 1), "nothing": (0, 0),
+        "pair": (PAIRED.looks[0], PAIRED.looks[-1]),
     }  # fmt: skip
     found = [bounds[n] for n in needs]
     return max(low for low, _ in found), max(high for _, high in found)

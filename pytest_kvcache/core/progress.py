@@ -8,21 +8,37 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .evidence import Evidence, as_judged
-from .gate import INCONCLUSIVE, INVALID, NO_BASELINE, Base, Limit, Rule, Verdict, geometric_mean, in_unit, judge, too_few_samples
+from .gate import (
+    INCONCLUSIVE,
+    INVALID,
+    NO_BASELINE,
+    PAIRED,
+    Base,
+    Limit,
+    Rule,
+    Verdict,
+    geometric_mean,
+    in_unit,
+    judge,
+    judge_paired,
+    too_few_samples,
+)
 from .metrics import find_metric, measure, quantile_of
 from .models import find_model
 from .physics import limit_of
 from .plan import Block, GateSpec, Task
 from .record import OK, Trace
 from .resolved import noted
+from .stitched import windows_of
+from .windows import rounds_of, runs_of, values_of
 
 
 def measurement(trace: Trace, problem: str | None) -> dict[str, Any]:
-    """A trace in figures; `problem` says why it does not count."""
+    """A trace in figures; `problem` says why it does not count. `turns`: the figures of each of the windows it was made of."""
     from .window import facts, window_of  # numpy: only once something has been measured
 
-    window = window_of(trace)
-    return {
+    window, turns = window_of(trace), [measure(w) for w in windows_of(trace)]
+    return ({"turns": {name: [t.get(name) for t in turns] for name in sorted(set().union(*turns))}} if turns else {}) | {
         "scenario": trace.scenario, "arm": trace.arm, "run": trace.run, "valid": problem is None, "invalid": problem,
         "metrics": measure(trace, window), "requests": len(trace.records), "failed": sum(r.outcome != OK for r in trace.records),
         "load": trace.load | facts(trace, window), "canary": None,
@@ -67,7 +83,11 @@ class Progress:
 
     def runs(self, gate: GateSpec) -> list[dict[str, Any]]:
         """The valid runs of the gate's scenario."""
-        return [m for m in self.measurements if m["valid"] and (m["scenario"], m["arm"]) == (gate.scenario, gate.arm)]
+        return runs_of(self.measurements, gate.scenario, gate.arm)
+
+    def rounds(self, gate: GateSpec) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """Of each whole round, the run of the arm that the gate is against and that of its own."""
+        return rounds_of(self.measurements, gate.scenario, (gate.against, gate.arm))
 
     def plain(self) -> dict[str, Any]:
         named = ("complete", "error", "server_start_s", "spent_s", "measurements", "traces", "environment", "evidence")
@@ -82,6 +102,8 @@ def settle(gate: GateSpec, progress: Progress, orders: Orders, *, final: bool) -
     A decision is frozen: what came after the run that made it, for the sake of other gates, changes nothing. A baseline of another
     card is judged by wider terms, which the verdict names.
     """
+    if gate.against:
+        return _paired(gate, progress, orders, final=final)
     if orders.needs[gate.key] not in ("judge", "report"):
         return _settled(gate, progress, orders, final=final)
     gate, rule, notes = as_judged(gate, orders.bases[gate.key], orders.rule)
@@ -111,6 +133,47 @@ def _settled(gate: GateSpec, progress: Progress, orders: Orders, *, final: bool)
     if need == "record":
         return _recorded(gate, values[:enough], rule)
     return _reported(gate, values[:enough], orders.bases[gate.key], rule)
+
+
+def _paired(gate: GateSpec, progress: Progress, orders: Orders, *, final: bool) -> Verdict | None:
+    """As `settle`, of a gate on two arms that are measured in turns: a round has one value of each."""
+    rounds, rule = progress.rounds(gate), dataclasses.replace(PAIRED, full_floors=orders.rule.full_floors)
+    if lacking := [m["run"] for pair in rounds for m in pair if gate.metric not in m["metrics"]]:
+        return Verdict(verdict=INVALID, reason=f"{gate.metric} is missing from run {lacking[0]}", margin=gate.margin)
+    smoke = orders.needs[gate.key] == "report"
+    for n in () if smoke else [n for n in rule.looks if n <= len(rounds)]:
+        if (found := _judged_pairs(gate, progress, rounds[:n], rule, final=False)).settled or n == rule.looks[-1]:
+            return found
+    if smoke and rounds:
+        return _reported_pair(gate, *rounds[0], rule)
+    for arm in (gate.arm, gate.against):
+        if reason := progress.broken.get((gate.scenario, arm)):
+            return Verdict(verdict=INVALID, reason=reason, margin=gate.margin)
+    if not final:
+        return None
+    if rounds:
+        return _judged_pairs(gate, progress, rounds, rule, final=True)
+    reason = "the time budget was spent before the first round"
+    return Verdict(verdict=INCONCLUSIVE, reason=reason, margin=gate.margin, more_runs=rule.looks[0])
+
+
+def _judged_pairs(
+    gate: GateSpec, progress: Progress, rounds: list[tuple[dict[str, Any], dict[str, Any]]], rule: Rule, *, final: bool
+) -> Verdict:
+    metric, (old, new) = find_metric(gate.metric), values_of(rounds, gate.metric)
+    return judge_paired(
+        old, new, better=metric.better, margin=gate.margin, at_least=gate.at_least, rule=rule, unit=metric.unit,
+        samples=[m["requests"] for pair in rounds for m in pair], quantile=quantile_of(gate.metric), limit=_limit(gate, progress),
+        floor=gate.floor, final=final,
+    )  # fmt: skip
+
+
+def _reported_pair(gate: GateSpec, old: dict[str, Any], new: dict[str, Any], rule: Rule) -> Verdict:
+    (was,), (now,) = values_of([(old, new)], gate.metric)
+    return Verdict(
+        verdict=INCONCLUSIVE, reason="profile smoke takes one run: reported, not judged", value=now, baseline=was, change=now / was - 1,
+        runs=(now,), baseline_runs=(was,), margin=gate.margin, more_runs=rule.looks[0] - 1,
+    )  # fmt: skip
 
 
 def _judged(gate: GateSpec, progress: Progress, orders: Orders, runs: list[dict[str, Any]], *, final: bool) -> Verdict:

@@ -86,13 +86,14 @@ class Look:
 def look_by_look(sides: Sides, runs: int, delta: float, rule: Rule, *, final: bool) -> Look:
     """Takes each planned look that `runs` allow, in order, and freezes at the first that decides. At least the first look is taken.
 
-    `final` says that no more runs will come: the last complete look then counts as the last. `delta` is the log margin.
+    `final` says that no more runs will come: the last complete look then counts as the last. `delta` is the log margin; below 0, it
+    is a gain that is claimed, and what is not as much better counts as worse.
     """
     p_seq, more = 1.0, None
     looks = [n for n in rule.looks if n <= runs]
     for n in looks:
         e = sides.estimate(n)
-        p_seq = min(p_seq, e.p_worse() / rule.weight)
+        p_seq = min(p_seq, e.p_worse(min(delta, 0.0)) / rule.weight)
         half, last = e.bound(rule.alpha * rule.weight), n == rule.looks[-1] or (final and n == looks[-1])
         plain = decide(e.theta, half, delta, p_seq=p_seq, last=last)
         futile = rule.futility and not last and n in rule.looks[1:2] and delta / 2 < e.theta < delta
@@ -120,7 +121,7 @@ def decide(theta: float, half: float, delta: float, *, p_seq: float, last: bool)
     """
     low, high = theta - half, theta + half
     if high < delta:
-        return (IMPROVEMENT if high < 0 and theta < -delta else PASS), ""
+        return (IMPROVEMENT if delta > 0 and high < 0 and theta < -delta else PASS), ""
     if low > delta or (last and low > 0 and theta > delta):
         if p_seq <= P_SEQ_LIMIT:
             return REGRESSION, ""
@@ -137,7 +138,7 @@ def more_runs(sides: Sides, e: stats.Estimate, delta: float, rule: Rule, p_seq: 
         if n <= e.new_runs:
             continue
         then = sides.projected(e, n)
-        p_seq = min(p_seq, then.p_worse() / rule.weight)
+        p_seq = min(p_seq, then.p_worse(min(delta, 0.0)) / rule.weight)
         word, _ = decide(then.theta, then.bound(rule.alpha * rule.weight), delta, p_seq=p_seq, last=n == rule.looks[-1])
         if word != INCONCLUSIVE:
             return n - e.new_runs

@@ -29,14 +29,23 @@ def json_hash(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+PLANNED = ("build", "memory_share")  # fields of an arm that only the plan sets
+
+
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One server configuration of a scenario. Fields left at their default are the framework's own choice."""
+    """One server configuration of a scenario. Fields left at their default are the framework's own choice.
+
+    `build` is which of two builds of the framework serves it: the session's own (empty), or OTHER (`--kv-ab`). `memory_share` is what
+    its server may take of the memory that it would take alone: servers that live side by side share it. The plan sets both.
+    """
 
     name: str = "base"
     kv_dtype: str = "auto"
     weight_dtype: str = "auto"
     block_size: int | None = None
+    build: str = ""
+    memory_share: float = 1.0
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_.-]+", self.name):
@@ -44,10 +53,12 @@ class Arm:
 
     def asked(self) -> dict[str, Any]:
         """What this arm itself asks of the server; part of the identity of every number measured on it."""
-        return {k: v for k, v in dataclasses.asdict(self).items() if k != "name" and v not in (None, "auto")}
+        return {k: v for k, v in dataclasses.asdict(self).items() if k not in ("name", *PLANNED) and v not in (None, "auto")}
 
 
 BASE = (Arm(),)
+OTHER = "other"
+"""`Arm.build` of the build that `--kv-ab` names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,18 +185,31 @@ class OpenLoop(Scenario):
 class Gate:
     """What a test claims: `metric` is no worse than its baseline by more than `margin` (a fraction; None: the default).
 
-    A change smaller than `floor`, in the metric's own unit, is no loss either, however large a fraction it is.
+    A change smaller than `floor`, in the metric's own unit, is no loss either, however large a fraction it is. `arm` claims it of
+    one arm only. With `against`, another arm, no baseline is asked: the two are measured in turns, and `arm` is no worse than
+    `against` by more than `margin`, or it is `at_least` so many times as good (1.2: 1.2 times the rate, or the time divided by it).
     """
 
     metric: str
     margin: float | None = None
     floor: float = 0.0
+    arm: str | None = None
+    against: str | None = None
+    at_least: float | None = None
 
     def __post_init__(self) -> None:
         if self.margin is not None and not 0 < self.margin < 1:
             raise SpecError(f"Gate({self.metric!r}): margin={self.margin!r} must lie between 0 and 1 (0.05 is 5 %)")
         if not 0 <= self.floor < math.inf:
             raise SpecError(f"Gate({self.metric!r}): floor={self.floor!r} must be 0 or a change in the metric's own unit")
+        if self.against is not None and (self.arm is None or self.arm == self.against):
+            raise SpecError(f"Gate({self.metric!r}): against={self.against!r} needs arm=NAME, the other arm that is claimed to be no worse")
+        if self.at_least is None:
+            return
+        if self.against is None or self.margin is not None or self.floor:
+            raise SpecError(f"Gate({self.metric!r}): at_least={self.at_least!r} goes with arm and against, and without margin or floor")
+        if isinstance(self.at_least, bool) or not isinstance(self.at_least, (int, float)) or not 0.01 <= self.at_least <= 100:
+            raise SpecError(f"Gate({self.metric!r}): at_least={self.at_least!r} must be a factor from 0.01 to 100 (1.2: a fifth better)")
 
 
 @dataclass(frozen=True, kw_only=True)

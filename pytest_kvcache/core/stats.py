@@ -34,11 +34,11 @@ class Estimate:
 
         return float(stdtrit(self.df, 1 - alpha)) * self.se
 
-    def p_worse(self) -> float:
-        """p-value of H0: not worse (theta <= 0)."""
+    def p_worse(self, than: float = 0.0) -> float:
+        """p-value of H0: not worse than the log ratio `than` (theta <= than)."""
         from scipy.special import stdtr
 
-        return float(stdtr(self.df, -self.theta / self.se))
+        return float(stdtr(self.df, (than - self.theta) / self.se))
 
 
 @dataclass(frozen=True, kw_only=True)

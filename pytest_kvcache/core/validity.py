@@ -187,5 +187,7 @@ def trace_problem(trace: Trace) -> tuple[str, bool] | None:
         return problem, False
     if problem := client_problem(trace):
         return problem, True
+    if beside := trace.load.get("beside"):
+        return f"what it was measured in turns with does not count: {beside}", True
     problem = counters_problem(trace) or cache_problem(*trace.load.get("counters", ({}, {})))
     return (problem, False) if problem else None

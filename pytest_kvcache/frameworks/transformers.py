@@ -23,6 +23,8 @@ from ..core.spec import Framework, Launch
 # With a fixed greedy configuration the first request, which fixes the batching manager's settings, is like all others.
 _GENERATION = json.dumps({"do_sample": False, "eos_token_id": -1})
 
+CPU_MEMORY = 0.6  # what a server takes of a CPU's memory by itself (`resolve_max_memory_percent`, `continuous_batching/initialization.py`)
+
 _UNPACK_GGUF = """
 import os, sys, torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -43,6 +45,8 @@ def argv(launch: Launch) -> list[str]:
     words += ["--dtype", "bfloat16" if launch.arm.weight_dtype == "auto" else launch.arm.weight_dtype]
     if launch.arm.block_size is not None:
         words += ["--cb-block-size", str(launch.arm.block_size)]
+    if launch.arm.memory_share < 1:
+        words += ["--cb-max-memory-percent", f"{CPU_MEMORY * launch.arm.memory_share:.3g}"]
     return words + list(launch.serve_args)
 
 

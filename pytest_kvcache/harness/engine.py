@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..core.record import Trace
 from ..core.spec import Arm, Framework, Gpu, Launch, Model, Scenario, UserError, json_hash
 from ..core.validity import Spoiled, load_problem
 from ..core.workload import make_requests, single_token_words, workload_hash
@@ -21,6 +22,7 @@ from .environment import fingerprint
 from .resolved import resolved_configuration
 from .running import RunningEngine
 from .server import serve
+from .turns import in_turns
 
 QUIET_S = 1.0  # how long the machine must be quiet before a server is started
 QUIET_PATIENCE_S = 15.0
@@ -29,7 +31,8 @@ START_TIMEOUT_S = {"cpu": 180.0, "gpu": 900.0}
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSpec:
-    """Which engine to run: the framework in its own interpreter or command, the model, the device."""
+    """Which engine to run: the framework in its own interpreter or command, the model, the device. `other` is the interpreter that
+    serves the arms of another build."""
 
     framework: Framework
     model: Model
@@ -37,7 +40,12 @@ class EngineSpec:
     python: str
     command: tuple[str, ...] = ()
     serve_args: tuple[str, ...] = ()
+    other: str = ""
     start_timeout_s: float | None = None
+
+    def python_of(self, arm: Arm) -> str:
+        """The interpreter that serves an arm."""
+        return self.other if arm.build else self.python
 
 
 def split_port(serve_args: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
@@ -56,14 +64,15 @@ def split_port(serve_args: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
     return port, tuple(rest)
 
 
-def check_installed(spec: EngineSpec) -> None:
-    """UserError with the pip line that cures it when the framework cannot be started at all."""
+def check_installed(spec: EngineSpec, named_by: str = "") -> None:
+    """UserError with the pip line that cures it when the framework cannot be started at all; `named_by` is the option with its interpreter."""
     split_port(spec.serve_args)
     if spec.command:
         return
     if missing := weights.missing_modules(spec.python, spec.framework.needs):
         where = f"{spec.framework.name}: {spec.python} has no {', '.join(missing)}"
-        raise UserError(f"{where}; {spec.framework.cure}, or name its interpreter in the ini option kv_python_{spec.framework.name}")
+        other = f"name another in {named_by}" if named_by else f"name its interpreter in the ini option kv_python_{spec.framework.name}"
+        raise UserError(f"{where}; {spec.framework.cure}, or {other}")
 
 
 class EngineRunner:
@@ -77,15 +86,19 @@ class EngineRunner:
     def launch(self, arm: Arm) -> Launch:
         port, serve_args = split_port(self.spec.serve_args)
         return Launch(
-            python=self.spec.python, command=self.spec.command, model=self.weights.serve, port=port,
+            python=self.spec.python_of(arm), command=self.spec.command, model=self.weights.serve, port=port,
             device=self.spec.gpu.kind, arm=arm, serve_args=serve_args,
         )  # fmt: skip
 
     def environment(self, arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
-        """The fingerprint of what these arms run in; what an arm itself asks for is identity."""
+        """The fingerprint of what these arms, all of one build, run in; what an arm itself asks for is identity."""
         argv = tuple(self.spec.framework.argv(self.launch(arms[0])))
         found = fingerprint(
-            python=self.spec.python, distributions=self.spec.framework.distributions, argv=argv, gpu_key=self.spec.gpu.key, env=self._env()
+            python=self.spec.python_of(arms[0]),
+            distributions=self.spec.framework.distributions,
+            argv=argv,
+            gpu_key=self.spec.gpu.key,
+            env=self._env(),
         )
         asked = {f"arm:{a.name}": json_hash(a.asked()) for a in arms if a.asked()}
         found["identity"] |= {**self.weights.identity, **asked}
@@ -116,6 +129,10 @@ class EngineRunner:
     def _env(self) -> dict[str, str]:
         offline = {"HF_HUB_OFFLINE": "1"} if self.weights.local else {}
         return dict(os.environ) | dict(self.spec.framework.env) | offline
+
+    def in_turns(self, servers: Sequence[RunningEngine], scenario: Scenario) -> list[Trace]:
+        """One scenario on servers that live side by side, see `harness.turns`."""
+        return in_turns(servers, scenario)
 
     def workload(self, scenario: Scenario) -> str:
         return workload_hash(make_requests(scenario, self.words), scenario)

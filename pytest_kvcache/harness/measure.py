@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol
 
-from ..core.gate import INVALID, Verdict, geometric_mean
+from ..core.gate import INVALID, PAIRED, Verdict, geometric_mean
 from ..core.metrics import find_metric
 from ..core.plan import Block, GateSpec, Task
 from ..core.progress import Orders, Progress, measurement, settle
@@ -16,6 +16,8 @@ from ..core.spec import Arm, Scenario, UserError
 from ..core.validity import Spoiled, trace_problem
 
 ATTEMPTS = 2  # a window that the machine spoiled is measured once more, on another fresh start
+Problem = tuple[str, str, bool]
+"""An arm, what was wrong with a window of it, and whether the machine is to blame."""
 
 
 class Running(Protocol):
@@ -39,6 +41,9 @@ class Runner(Protocol):
     def start(self, arm: Arm, run: int, attempt: int) -> AbstractContextManager[Running]:
         """A fresh server start."""
 
+    def in_turns(self, servers: Sequence[Any], scenario: Scenario) -> Sequence[Trace]:
+        """A trace of each of several servers that live side by side. A runner without this measures arms one after another."""
+
     def canary(self) -> dict[str, float] | None:
         """What a fixed piece of work takes on the machine itself just now (`ms`, `cores`); None where there is none."""
 
@@ -59,7 +64,7 @@ class BlockMeter:
         try:
             self._settle_all(final=False)
             run = 0
-            while self._open() and not self._out_of_time():
+            while self._open(self.block.arms) and not self._out_of_time():
                 run += 1
                 self._announce(run)
                 self._one_run(run)
@@ -76,10 +81,10 @@ class BlockMeter:
     def _gates(self) -> Iterator[GateSpec]:
         return (g for t in self.block.tasks for g in t.gates)
 
-    def _open(self, arm: str | None = None) -> list[Task]:
-        """Tasks that have an unsettled gate: decided scenarios are not measured again."""
-        done = self.progress.verdicts
-        return [t for t in self.block.tasks if any(g.key not in done and arm in (None, g.arm) for g in t.gates)]
+    def _open(self, arms: Sequence[Arm]) -> list[Task]:
+        """Tasks that have an unsettled gate of these arms: decided scenarios are not measured again."""
+        done, names = self.progress.verdicts, {a.name for a in arms}
+        return [t for t in self.block.tasks if any(g.key not in done and names & {g.arm, g.against} for g in t.gates)]
 
     def _settle_all(self, *, final: bool) -> None:
         for gate in self._gates():
@@ -95,71 +100,89 @@ class BlockMeter:
     def _one_run(self, run: int) -> None:
         """One start of every arm, forwards in odd runs and backwards in even ones, so that drift cancels."""
         arms = self.block.arms if run % 2 else self.block.arms[::-1]
-        for arm in arms:
-            pending = self._open(arm.name)
+        together = self.block.together and hasattr(self.runner, "in_turns")
+        for group in [arms] if together else [(a,) for a in arms]:
+            pending = self._open(group)
             for attempt in range(1, ATTEMPTS + 1):
                 if pending:
-                    pending = self._one_start(arm, run, attempt, pending)
+                    pending = self._one_start(group, run, attempt, pending)
 
-    def _one_start(self, arm: Arm, run: int, attempt: int, tasks: list[Task]) -> list[Task]:
-        """Measure `tasks` on one fresh server; those that the machine spoiled and that may be tried again."""
-        began, problems, first = time.monotonic(), {}, len(self.progress.measurements)
-        before = self.runner.canary()  # while no server of ours lives: it must not feel the thing under test
+    def _one_start(self, arms: tuple[Arm, ...], run: int, attempt: int, tasks: list[Task]) -> list[Task]:
+        """Measure `tasks` on fresh servers of `arms`, which live side by side; those that the machine spoiled and that may be tried again."""
+        began, first = time.monotonic(), len(self.progress.measurements)
+        problems: dict[Task, Problem] = {}
+        before = self._canary()  # while no server of ours lives: it must not feel the thing under test
         try:
-            with self.runner.start(arm, run, attempt) as server:
-                self.progress.server_start_s.append(round(server.start_s, 3))
-                self.progress.note_resolved(arm.name, getattr(server, "resolved", {}))
-                problems = self._scenarios(server, arm, run, tasks)
+            with ExitStack() as stack:
+                servers = [(arm, stack.enter_context(self.runner.start(arm, run, attempt))) for arm in arms]
+                for arm, server in servers:
+                    self.progress.server_start_s.append(round(server.start_s, 3))
+                    self.progress.note_resolved(arm.name, getattr(server, "resolved", {}))
+                problems = self._scenarios(servers, run, tasks)
         except Spoiled as e:  # before anything was measured
-            problems = dict.fromkeys(tasks, (str(e), True))
+            problems = dict.fromkeys(tasks, (arms[0].name, str(e), True))
         self._note_canary(before, self.progress.measurements[first:])
         share = (time.monotonic() - began) / len(tasks)
         for task in tasks:
             name = str(task.scenario)
             self.progress.spent_s[name] = round(self.progress.spent_s.get(name, 0.0) + share, 3)
-        return self._again(arm, attempt, problems)
+        return self._again(attempt, problems)
 
-    def _scenarios(self, server: Running, arm: Arm, run: int, tasks: list[Task]) -> dict[Task, tuple[str, bool] | None]:
-        """Each task's problem. A window cut short or a lost server ends the start: what is left is for a fresh one."""
-        problems: dict[Task, tuple[str, bool] | None] = {}
+    def _scenarios(self, servers: Sequence[tuple[Arm, Running]], run: int, tasks: list[Task]) -> dict[Task, Problem]:
+        """The tasks that have a problem. A window cut short or a lost server ends the start: what is left is for a fresh one."""
+        problems: dict[Task, Problem] = {}
         lost = ""
         for task in tasks:
             if lost:
-                problems[task] = (lost, True)
+                problems[task] = (servers[0][0].name, lost, True)
                 continue
-            try:
-                problems[task] = self._one_scenario(server, arm, run, task.scenario)
-            except Spoiled as e:
-                self._keep(arm, run, Trace(**_nothing(task.scenario, arm, run), load=e.seen), (str(e), True))
-                problems[task], lost = (str(e), True), str(e)
-            except UserError as e:
-                problems[task], lost = (str(e), False), f"the server was lost before this scenario: {e}"
+            problem, lost = self._one_scenario(servers, run, task.scenario)
+            if problem:
+                problems[task] = problem
             self.save(self.progress.plain())
         return problems
 
+    def _one_scenario(self, servers: Sequence[tuple[Arm, Running]], run: int, scenario: Scenario) -> tuple[Problem | None, str]:
+        """What is wrong with a scenario, and why nothing more can be measured on this start."""
+        arm = servers[0][0]
+        try:
+            if len(servers) == 1:
+                traces: Sequence[Trace] = [servers[0][1].measure(scenario)]
+            else:
+                traces = self.runner.in_turns([server for _, server in servers], scenario)
+        except Spoiled as e:
+            self._keep(arm, run, Trace(**_nothing(scenario, arm, run), load=e.seen), (str(e), True))
+            return (arm.name, str(e), True), str(e)
+        except UserError as e:
+            return (arm.name, str(e), False), f"the server was lost before this scenario: {e}"
+        worst = next(((t.arm, *problem) for t in traces if (problem := trace_problem(t))), None)
+        for (one, _), trace in zip(servers, traces, strict=True):
+            if worst and trace.arm != worst[0]:
+                trace.load["beside"] = worst[1]
+            self._keep(one, run, trace, trace_problem(trace))
+        return worst, ""
+
+    def _canary(self) -> dict[str, float] | None:
+        """The machine's own state; of no use to gates between arms, which it meets alike."""
+        return None if all(g.against for g in self._gates()) else self.runner.canary()
+
     def _note_canary(self, before: dict[str, float] | None, rows: list[dict[str, Any]]) -> None:
         """The machine's state just before and after the server lived stands beside what was measured between."""
-        found = _mean_canary(before, self.runner.canary()) if rows else None
+        found = _mean_canary(before, self._canary()) if rows else None
         for row in rows:
             row["canary"] = found
         self.save(self.progress.plain())
 
-    def _again(self, arm: Arm, attempt: int, problems: Mapping[Task, tuple[str, bool] | None]) -> list[Task]:
+    def _again(self, attempt: int, problems: Mapping[Task, Problem]) -> list[Task]:
         """Tasks to measure once more: spoiled by the machine, first attempt. Every other problem breaks the scenario."""
         again = []
-        for task, problem in problems.items():
-            if problem and problem[1] and attempt < ATTEMPTS:
-                self.say(f"  {task.scenario} does not count and is measured once more: {problem[0]}")
+        for task, (arm, problem, by_machine) in problems.items():
+            if by_machine and attempt < ATTEMPTS:
+                self.say(f"  {task.scenario} does not count and is measured once more: {problem}")
                 again.append(task)
-            elif problem:
-                self.progress.broken[str(task.scenario), arm.name] = problem[0]
+            else:
+                self.progress.broken[str(task.scenario), arm] = problem
         return again
-
-    def _one_scenario(self, server: Running, arm: Arm, run: int, scenario: Scenario) -> tuple[str, bool] | None:
-        trace = server.measure(scenario)
-        problem = trace_problem(trace)
-        self._keep(arm, run, trace, problem)
-        return problem
 
     def _keep(self, arm: Arm, run: int, trace: Trace, problem: tuple[str, bool] | None) -> None:
         row = measurement(trace, problem[0] if problem else None)
@@ -167,7 +190,8 @@ class BlockMeter:
         self.progress.traces.append(self.keep(trace))
         self.progress.measurements.append(row)
         shown = (f"{label} {metrics[m]:.4g} {find_metric(m).unit}" for m, label in SHOWN.items() if m in metrics)
-        self.say(f"  {trace.scenario}: " + (", ".join(shown) or "no figures") + ("" if problem is None else "  (does not count)"))
+        name = str(trace.scenario) if len(self.block.arms) == 1 else f"{trace.scenario} {arm.name}"
+        self.say(f"  {name}: " + (", ".join(shown) or "no figures") + ("" if problem is None else "  (does not count)"))
 
     def _announce(self, run: int) -> None:
         fewest, most = self._runs_left(run)
@@ -176,16 +200,20 @@ class BlockMeter:
         if run > 1:
             each = done / (run - 1)
             left = f"; {clock(each * (fewest - run + 1))} left" + (f", at most {clock(each * (most - run + 1))}" if most > fewest else "")
-        self.say(f"{self.block.id}: run {run} of {bound}, {len(self._open())} scenario(s) open, starting the server{left}")
+        servers = "server" if len(self.block.arms) == 1 else "servers"
+        still = len(self._open(self.block.arms))
+        self.say(f"{self.block.id}: run {run} of {bound}, {still} scenario(s) open, starting the {servers}{left}")
 
     def _runs_left(self, run: int) -> tuple[int, int]:
         """Fewest and most runs in all, as far as the open gates tell."""
-        needs = {self.orders.needs[g.key] for t in self._open() for g in t.gates if g.key not in self.progress.verdicts}
-        rule = self.orders.rule
-        looks = [n for n in rule.looks if n >= run] or [run]
-        lows = {"judge": looks[0], "record": rule.record_runs, "report": 1}
-        highs = {"judge": looks[-1], "record": rule.record_runs, "report": 1}
-        return max(lows[n] for n in needs if n in lows), max(highs[n] for n in needs if n in highs)
+        done, rule = self.progress.verdicts, self.orders.rule
+        needs = {self.orders.needs[g.key] for t in self._open(self.block.arms) for g in t.gates if g.key not in done}
+        looks, rounds = ([n for n in r.looks if n >= run] or [run] for r in (rule, PAIRED))
+        bounds = {
+            "judge": (looks[0], looks[-1]), "pair": (rounds[0], rounds[-1]), "record": (rule.record_runs, rule.record_runs), "report": (1, 1),
+        }  # fmt: skip
+        found = [bounds[n] for n in needs if n in bounds]
+        return max(low for low, _ in found), max(high for _, high in found)
 
 
 def _nothing(scenario: Scenario, arm: Arm, run: int) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +21,9 @@ from . import counters
 from .device import LoadWatch
 from .loadgen import Workers
 from .server import Server
+
+Pids = Callable[[], set[int]]
+Measure = Callable[[str, int], Trace]
 
 GLANCE_S = 3.0  # while measuring, the machine is looked at this often; spoiled twice in a row ends the window
 CALIBRATION_WORDS = 32
@@ -38,6 +42,7 @@ class RunningEngine:
     run: int
     workload: Callable[[Scenario], str]
     resolved: Mapping[str, Any] = field(default_factory=dict)  # what the server made of its arguments, as it says itself
+    times: Counter[str] = field(default_factory=Counter)  # how often each scenario was measured here
 
     @property
     def start_s(self) -> float:
@@ -45,43 +50,67 @@ class RunningEngine:
         return self.server.start_s
 
     def measure(self, scenario: Scenario) -> Trace:
-        """Warm up with the scenario's own shape, then measure its requests; the same requests in every run."""
+        """Warm up with the scenario's own shape, then measure its requests; the same requests in every run.
+
+        Measured again on one server, it sends others of the same shape, which no prefix cache knows yet.
+        """
+        with self.prepared(scenario, []) as window:
+            return window("measured", scenario.n_requests)
+
+    @contextmanager
+    def prepared(self, scenario: Scenario, own: list[Pids]) -> Iterator[Measure]:
+        """The server warmed up and its client calibrated: a function that measures so many requests of a named part.
+
+        `own` gathers whose processes are no foreign load: those of every server and client that live side by side.
+        """
+        self.times[str(scenario)] += 1
+        with ExitStack() as stack:
+            workers = stack.enter_context(Workers())
+            own.append(lambda: self.server.pids() | workers.pids())
+            glances = stack.enter_context(_Glances(lambda: set().union(*(pids() for pids in own)), self.server.failure))
+            drive = _Drive(workers, Target(base_url=self.server.base_url, endpoint=self.framework.endpoint), glances)
+            with self._explained():
+                needs = workers.replay()
+                extra = self._extra_tokens(drive)
+                warm = drive(self._load(scenario, extra, part="warm-up", n=warm_up_requests(scenario)))
+                if failed := next((r for r in warm.records if r.outcome != OK), None):
+                    raise UserError(f"the warm-up of {scenario} failed: {failed.outcome}: {failed.error}")
+                count, planned = plan_workers(*rates(warm.records), needs, os.cpu_count() or 1)
+                workers.grow(count)
+            client = needs | {"planned_cores": round(planned, 3)}
+
+            def window(part: str, n: int) -> Trace:
+                with self._explained():
+                    glances.again()
+                    seen, load = self._window(drive, self._load(scenario, extra, part=part, n=n), glances)
+                told = load | {"client": seen.client | client, "extra_tokens": extra}
+                return Trace(
+                    scenario=str(scenario), arm=self.arm.name, run=self.run, workload=self.workload(scenario), isl=scenario.isl,
+                    osl=scenario.osl, concurrency=_streams(scenario), records=seen.records, load=told, itl=seen.itl, arrivals=seen.arrivals,
+                )  # fmt: skip
+
+            yield window
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """A server that is gone is the reason of whatever else went wrong."""
         try:
-            seen, load = self._measure(scenario)
+            yield
         except UserError as e:
             raise self.server.failure() or e from e
         if died := self.server.failure():
             raise died
-        return Trace(
-            scenario=str(scenario), arm=self.arm.name, run=self.run, workload=self.workload(scenario), isl=scenario.isl,
-            osl=scenario.osl, concurrency=_streams(scenario), records=seen.records, load=load, itl=seen.itl, arrivals=seen.arrivals,
-        )  # fmt: skip
 
-    def _measure(self, scenario: Scenario) -> tuple[Seen, dict[str, Any]]:
-        with ExitStack() as stack:
-            workers = stack.enter_context(Workers())
-            glances = stack.enter_context(_Glances(lambda: self.server.pids() | workers.pids(), self.server.failure))
-
-            def drive(load: Load) -> Seen:
-                target = Target(base_url=self.server.base_url, endpoint=self.framework.endpoint)
-                return workers.run(target, load, glance=glances.look, glance_s=GLANCE_S)
-
-            needs = workers.replay()
-            extra = self._extra_tokens(drive)
-            warm = drive(self._load(scenario, extra, part="warm-up", n=warm_up_requests(scenario)))
-            if failed := next((r for r in warm.records if r.outcome != OK), None):
-                raise UserError(f"the warm-up of {scenario} failed: {failed.outcome}: {failed.error}")
-            count, planned = plan_workers(*rates(warm.records), needs, os.cpu_count() or 1)
-            workers.grow(count)
-            load, before = self._load(scenario, extra), self._counters()
-            with LoadWatch(own=glances.own) as watch:
-                seen = drive(load)
-            client = seen.client | needs | {"planned_cores": round(planned, 3)}
-            told = {"client": client, "asked": len(load.bodies), "extra_tokens": extra}
-            return seen, watch.seen | told | counters.told(before, self._counters())
+    def _window(self, drive: _Drive, load: Load, glances: _Glances) -> tuple[Seen, dict[str, Any]]:
+        before = self._counters()
+        with LoadWatch(own=glances.own) as watch:
+            seen = drive(load)
+        return seen, watch.seen | {"asked": len(load.bodies)} | counters.told(before, self._counters())
 
     def _load(self, scenario: Scenario, extra: int, *, part: str = "measured", n: int | None = None) -> Load:
         """The requests of a scenario as bytes, each `extra` words shorter: the server adds that many tokens itself."""
+        if (times := self.times[str(scenario)]) > 1:
+            part = f"{part} {times}"
         requests = make_requests(scenario, self.words, part=part, n=n)
         return Load(
             bodies=tuple(self._body(shortened(r, extra), r.osl) for r in requests), osl=tuple(r.osl for r in requests),
@@ -91,7 +120,7 @@ class RunningEngine:
     def _body(self, prompt: str, osl: int) -> bytes:
         return json.dumps(self.framework.body(self.model, prompt, osl), ensure_ascii=False).encode()
 
-    def _extra_tokens(self, drive: Callable[[Load], Seen]) -> int:
+    def _extra_tokens(self, drive: _Drive) -> int:
         """How many tokens the server adds to every prompt (a BOS, say), by its own count of a prompt of known length."""
         shape = ClosedLoop(isl=CALIBRATION_WORDS, osl=2, concurrency=1, requests=1)
         (record,) = drive(self._load(shape, 0, part="calibration")).records
@@ -101,11 +130,23 @@ class RunningEngine:
         return counters.read(self.server.base_url + self.framework.metrics, self.framework.counters)
 
 
+@dataclass
+class _Drive:
+    """Sends a load to the server, with a look at it and at the machine every few seconds."""
+
+    workers: Workers
+    target: Target
+    glances: _Glances
+
+    def __call__(self, load: Load) -> Seen:
+        return self.workers.run(self.target, load, glance=self.glances.look, glance_s=GLANCE_S)
+
+
 class _Glances:
     """A look at server and machine every few seconds of a load; raises what the server died of, and Spoiled when others took
     the machine twice in a row."""
 
-    def __init__(self, own: Callable[[], set[int]], failure: Callable[[], Exception | None]) -> None:
+    def __init__(self, own: Pids, failure: Callable[[], Exception | None]) -> None:
         self.own, self._failure, self._problems = own, failure, 0
 
     def __enter__(self) -> Self:
@@ -114,6 +155,11 @@ class _Glances:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._watch.__exit__(kind, error, at)
+
+    def again(self) -> None:
+        """Look from now on: what was before, in the turn of another server, say, is no matter."""
+        self._watch.__exit__(None, None, None)
+        self._watch, self._problems = LoadWatch(own=self.own).__enter__(), 0
 
     def look(self) -> None:
         if died := self._failure():

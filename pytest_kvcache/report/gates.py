@@ -10,7 +10,7 @@ from typing import Any
 from ..core.gate import INCONCLUSIVE, REGRESSION, VERDICTS
 from . import plots
 from .numbers import finite, finites, interval, number, percent, probability, quantity, share
-from .terminal import label
+from .terminal import beside, label, runs
 
 Plain = dict[str, Any]
 KINDS = (*VERDICTS[:4], "recorded", *VERDICTS[4:])  # worst first; `recorded`: a baseline stored just now
@@ -24,8 +24,8 @@ def gate_view(v: Plain, index: int, *, error: str | None, several: bool) -> Plai
         "raw": v, "kind": label(v), "failed": v["outcome"] == "failed", "metric": v["metric"], "place": place,
         "where": DOT.join((v["family"], place, *([v["block"]] if several else []))), "unit": unit,
         "better": v["better"],
-        "value": quantity(v["value"], unit), "baseline": quantity(v["baseline"], unit), "amount": _amount(v),
-        "change": percent(v["change"]), "interval": interval(v["low"], v["high"]), "margin": share(v["margin"]),
+        "value": quantity(v["value"], unit), "baseline": quantity(v["baseline"], unit), "beside": beside(v), "amount": _amount(v),
+        "change": percent(v["change"]), "interval": interval(v["low"], v["high"]), "margin": f"{v['at_least']:g} times" if v.get("at_least") else share(v["margin"]),
         "p": probability(v["p_seq"]), "counts": (len(finites(v["runs"])), len(finites(v["baseline_runs"]))),
         "changed": [parse_change(text) for text in v["changed"]], "moved_with": v.get("moved_with") or [],
         "told": bool(error) and v["reason"] == error, "remedy": _remedy(v), "strip": _strip(v, f"strip-{index}", place),
@@ -56,7 +56,7 @@ def _remedy(v: Plain) -> list[str]:
     if v["verdict"] != INCONCLUSIVE:
         return []
     more, margin = v.get("more_runs"), finite(v.get("certifiable"))
-    lines = [f"About {number(more)} more {'run' if more == 1 else 'runs'} would settle it."] if more else []
+    lines = [f"About {number(more)} more {runs(more, v).partition(' ')[2]} would settle it."] if more else []
     return lines + ([] if margin is None else [f"The smallest margin these runs could certify is {share(margin)}."])
 
 
@@ -68,7 +68,7 @@ def _drawn(gate: Plain, group: str) -> plots.Gate:
         change, low, high = (None if x is None else -x for x in (change, high, low))
     return plots.Gate(
         group=group, metric=gate["metric"], place=gate["place"], kind=gate["kind"], word=gate["kind"],
-        change=gate["change"], worse=change, low=low, high=high, margin=finite(v["margin"]),
+        change=gate["change"], worse=change, low=low, high=high, margin=None if v.get("at_least") else finite(v["margin"]),
     )  # fmt: skip
 
 
@@ -81,7 +81,8 @@ def _strip(v: Plain, ident: str, place: str) -> str:
         return ""
     margin, limit = finite(v["margin"]), None
     if old.mean is not None and margin is not None:
-        limit = old.mean * (1 - margin if v["better"] == "higher" else 1 + margin)
+        higher, gain = v["better"] == "higher", finite(v.get("at_least"))
+        limit = old.mean * ((gain if higher else 1 / gain) if gain else 1 - margin if higher else 1 + margin)
     title = f"Runs of {v['metric']}, {place}"
     return plots.strip(ident, title, kind=label(v), unit=v["unit"], old=old, new=new, limit=limit)
 

@@ -49,7 +49,7 @@ def render(run: Plain) -> str:
         "remarks": grouped(g for g in worst_first if is_remark(g)),
         "forest": plots.forest([g["drawn"] for g in gates]) if gates else "",
         "strips": [g for g in gates if g["strip"]],
-        "measured": tables(run), "curves": curve_pairs(run), "environments": _environments(run), "plan": plan_rows(run),
+        "measured": tables(run), "curves": curve_pairs(run), "environments": _environments(run), "builds": _builds(run), "plan": plan_rows(run),
         "meaning": MEANING, "layers": LAYERS, "definitions": _definitions(gates), "p_limit": number(P_SEQ_LIMIT, 1),
         "chance": number(run["expected_false_alarms"], 1),
     }  # fmt: skip
@@ -112,6 +112,7 @@ def _facts(run: Plain) -> list[tuple[str, str]]:
         ("Subject under test", ", ".join(unique(subjects)) or "none planned"),
         ("Model", ", ".join(unique(b["model"] for b in planned)) or "none planned"),
         ("Device", run["gpu"]),
+        *([("Compared with", f"the build of {run['ab']}, in turns")] if run.get("ab") else []),
         ("Profile", run["profile"]),
         ("Started", moment(run["started"])),
         ("Took", duration(run["seconds"])),
@@ -129,6 +130,17 @@ def _environments(run: Plain) -> list[Plain]:
         changes = [parse_change(t) for v in run["verdicts"] if v["block"] == name for t in v["changed"]]
         entry["was"] |= {key: old for key, old, _ in changes if old is not None}
     return list(shared.values())
+
+
+def _builds(run: Plain) -> list[tuple[str, list[Any]]]:
+    """What differs between two builds that were measured in turns, by framework: a line that names them, then the changes."""
+    found: list[tuple[str, list[Any]]] = []
+    for text in run.get("builds", ()):
+        if text.startswith(" "):
+            found[-1][1].append(parse_change(text.strip()))
+        else:
+            found.append((text, []))
+    return found
 
 
 def _scalar(value: Any) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..core.gate import NO_BASELINE, VERDICTS
+from ..core.spec import OTHER
 from ..core.text import one_line
 from .numbers import MINUS, NONE, THIN, interval, percent, probability, quantity, share
 
@@ -49,8 +50,20 @@ def order(v: Mapping[str, Any]) -> tuple[int, str]:
     return VERDICTS.index(v["verdict"]), v["key"]
 
 
-def _runs(n: int) -> str:
-    return f"{n} run" if n == 1 else f"{n} runs"
+def beside(v: Mapping[str, Any]) -> str:
+    """What a gate was measured in turns with, in place of a baseline: `the other build`, or an arm's name; else empty."""
+    arm = str(v.get("against") or "")
+    return "the other build" if arm.endswith(f".{OTHER}") else arm
+
+
+def runs(n: int, v: Mapping[str, Any]) -> str:
+    """A number of runs, or of rounds where two arms are measured in turns."""
+    return f"{n} {'round' if beside(v) else 'run'}{'' if n == 1 else 's'}"
+
+
+def claim(v: Mapping[str, Any]) -> str:
+    """`margin 5 %`, or the gain that is claimed in place of one."""
+    return f"at least {v['at_least']:g} times as good claimed" if v.get("at_least") else f"margin {share(v['margin'])}"
 
 
 def figures(v: Mapping[str, Any]) -> str:
@@ -59,10 +72,11 @@ def figures(v: Mapping[str, Any]) -> str:
         return ""
     text = quantity(v["value"], v["unit"])
     if v["baseline"] is None:
-        return plain(f"{text} ({_runs(len(v['runs']))})")
-    text += f" against {quantity(v['baseline'], v['unit'])}: {percent(v['change'])}"
+        return plain(f"{text} ({runs(len(v['runs']), v)})")
+    other = beside(v)
+    text += f" against {quantity(v['baseline'], v['unit'])}{' of ' if other else ''}{other}: {percent(v['change'])}"
     inside = [] if v["low"] is None else [interval(v["low"], v["high"])]
-    inside += [f"margin {share(v['margin'])}", f"{_runs(len(v['runs']))} against {len(v['baseline_runs'])}"]
+    inside += [claim(v), runs(len(v["runs"]), v) + ("" if other else f" against {len(v['baseline_runs'])}")]
     if v["verdict"] == "regression" and v["p_seq"] is not None:
         inside.append(f"p {probability(v['p_seq'])}")
     return plain(f"{text} ({'; '.join(inside)})")
@@ -71,7 +85,7 @@ def figures(v: Mapping[str, Any]) -> str:
 def line(v: Mapping[str, Any]) -> str:
     """One gate on one line."""
     parts = [f"{label(v):{_LABEL_WIDTH}}  {v['key']}", figures(v)]
-    if v["verdict"] not in ("pass", "improvement", "regression"):
+    if v["verdict"] not in ("pass", "improvement", "regression") or v.get("at_least"):
         parts.append(v["reason"].partition("\n")[0])
     return one_line("  ".join(p for p in parts if p))
 
@@ -80,22 +94,29 @@ def details(v: Mapping[str, Any]) -> list[str]:
     """What a failed or undecided gate must say besides: cause, what moved with it, what would settle it, the cure."""
     lines: list[str] = []
     if v["verdict"] == "regression":
-        changed = v["changed"]
-        if changed:
-            more = f" (and {len(changed) - CHANGED_SHOWN} more in the report)" if len(changed) > CHANGED_SHOWN else ""
-            lines.append("changed since the baseline: " + "; ".join(changed[:CHANGED_SHOWN]) + more)
-        else:
-            lines.append("changed since the baseline: nothing that is recorded of the environment")
+        lines += _changed(v)
         if v["moved_with"]:
             lines.append("moved with it: " + ", ".join(v["moved_with"]))
     if v["verdict"] == "inconclusive":
         if v["more_runs"]:
-            lines.append(f"about {_runs(v['more_runs'])} more would settle it")
+            lines.append(f"about {runs(v['more_runs'], v)} more would settle it")
         if v["certifiable"] is not None:
             lines.append(plain(f"the smallest margin these runs could certify is {share(v['certifiable'])}"))
     if v["cure"]:
         lines.append(f"to cure it: {v['cure']}")
     return [one_line(text) for text in lines]
+
+
+def _changed(v: Mapping[str, Any]) -> list[str]:
+    """What the environment has changed since the baseline, or one build against the other; two arms share theirs."""
+    changed, other = v["changed"], beside(v)
+    if other and other == v.get("against"):
+        return []
+    since = "differs from the other build" if other else "changed since the baseline"
+    if not changed:
+        return [f"{since}: nothing that is recorded of the environment"]
+    more = f" (and {len(changed) - CHANGED_SHOWN} more in the report)" if len(changed) > CHANGED_SHOWN else ""
+    return [f"{since}: " + "; ".join(changed[:CHANGED_SHOWN]) + more]
 
 
 def _log(verdicts: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -1,0 +1,149 @@
+"""How often the verdicts of real sessions are right: unchanged engines, and a slow-down that was planted.
+
+    python benchmarks/field_trial.py FOLDER --python ENGINE-PYTHON --sessions 20 [--kinds unchanged slower ab-equal ab-slower]
+
+`unchanged` sessions judge the engine against a baseline of itself, `slower` ones the same engine behind a proxy that makes every answer
+1.25 times as long; `ab-equal` ones judge `--kv-ab` of an engine and a copy of its environment, `ab-slower` ones of an environment whose
+every model step takes a tenth longer. The kinds take turns, so that all meet the same weather of the machine. Every session is one line in
+FOLDER/sessions.jsonl, also of an earlier call, and the table is made of all of them. The machine must be left alone meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+SUITE = """
+import pytest
+from pytest_kvcache import ClosedLoop, Gate
+
+@pytest.mark.kv_gates({gates})
+@pytest.mark.parametrize("kv_scenario", [ClosedLoop(isl=128, osl=32, concurrency=4)], ids=str)
+def test_trial(kv_result, kv_gate):
+    kv_gate(kv_result)
+"""
+METRICS = ("output_tok_s", "tpot_ms.p50", "ttft_ms.p50")
+AGAINST_BASELINE = ", ".join(f'Gate("{m}", margin=0.10)' for m in METRICS)
+BETWEEN_BUILDS = ", ".join(f'"{m}"' for m in METRICS)
+PROXY = Path(__file__).parents[1] / "tests" / "e2e" / "slow_proxy.py"
+FACTOR = 1.25
+KINDS = ("unchanged", "slower", "ab-equal", "ab-slower")
+
+
+# A build whose every step of the engine takes a tenth longer: a module that Python loads at its start, as a patched wheel would be.
+SLOWER = """
+import importlib.abc, importlib.util, sys, time
+NAME = "transformers.generation.continuous_batching.continuous_api"
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != NAME:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        run = spec.loader.exec_module
+
+        def exec_module(module):
+            run(module)
+            manager = module.ContinuousBatchingManager
+            step = manager._generation_loop_body
+
+            def slower(self, *args, **kwargs):
+                began = time.perf_counter()
+                found = step(self, *args, **kwargs)
+                time.sleep({loss} * (time.perf_counter() - began))
+                return found
+
+            manager._generation_loop_body = slower
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, Finder())
+"""
+LOSS = 0.1
+
+
+def build(folder: Path, python: str, loss: float) -> str:
+    """The interpreter of a virtual environment that sees all of another one's packages, and is slower by `loss`."""
+    home = folder / ("slower" if loss else "equal")
+    if not home.exists():
+        subprocess.run([python, "-m", "venv", "--without-pip", home], check=True)
+        ask = "import site; print(chr(10).join(site.getsitepackages()))"
+        theirs = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout
+        site = next(home.glob("lib/python*/site-packages"))
+        (site / "theirs.pth").write_text(theirs)
+        if loss:
+            (site / "planted_slowdown.py").write_text(SLOWER.format(loss=loss))
+            (site / "zz_planted.pth").write_text("import planted_slowdown\n")
+            (site / "planted_slowdown-0.1.dist-info").mkdir()
+            (site / "planted_slowdown-0.1.dist-info" / "METADATA").write_text(
+                "Metadata-Version: 2.1\nName: planted-slowdown\nVersion: 0.1\n"
+            )
+    return str(home / "bin" / "python")
+
+
+def session(folder: Path, suite: str, *args: str) -> dict[str, Any]:
+    """One session in a process of its own: exit code, seconds, and what its run.json says."""
+    (folder / "test_trial.py").write_text(SUITE.format(gates=suite))
+    report, began = folder / "report", time.monotonic()
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--kv-gpu=cpu", f"--kv-report={report}", *args]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    (folder / "last.log").write_text(done.stdout + done.stderr)
+    run = json.loads((report / "run.json").read_text()) if done.returncode in (0, 1) else {"verdicts": [], "blocks": {}}
+    rows = [m for b in run["blocks"].values() for m in b["measurements"]]
+    kept = ("metric", "verdict", "reason", "change", "low", "high", "p_seq", "runs", "baseline_runs", "certifiable")
+    return {
+        "code": done.returncode, "seconds": round(time.monotonic() - began, 1), "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "verdicts": [{k: v[k] for k in kept} for v in run["verdicts"]],
+        "rows": [{k: m[k] for k in ("arm", "run", "valid", "invalid", "canary")} | {m2: m["metrics"].get(m2) for m2 in METRICS} for m in rows],
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--python", required=True, help="interpreter that has the engine")
+    parser.add_argument("--sessions", type=int, default=20)
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
+    asked = parser.parse_args()
+    folder = asked.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    own = ["-o", f"kv_python_transformers={asked.python}"]
+    slow = f"{sys.executable} {PROXY} {FACTOR} {asked.python} -m transformers.cli.transformers serve"
+    ways = {
+        "unchanged": (AGAINST_BASELINE, own),
+        "slower": (AGAINST_BASELINE, [*own, "-o", f"kv_command_transformers={slow}"]),
+    }
+    for kind, loss in (("ab-equal", 0.0), ("ab-slower", LOSS)):
+        # The build that is judged is the planted one; the other is the engine as it is.
+        ways[kind] = (BETWEEN_BUILDS, ["-o", f"kv_python_transformers={build(folder, asked.python, loss)}", f"--kv-ab={asked.python}"])
+    results = folder / "sessions.jsonl"
+    done = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    while not (folder / "baselines").exists() and {"unchanged", "slower"} & set(asked.kinds):
+        found = session(folder, AGAINST_BASELINE, *own, "--kv-record=missing")
+        print("baseline", found["code"], [v["verdict"] for v in found["verdicts"]], flush=True)
+        with results.open("a") as out:
+            out.write(json.dumps({"kind": "baseline"} | found) + "\n")
+    for n in range(asked.sessions):
+        for kind in asked.kinds:
+            if sum(d["kind"] == kind for d in done) > n:
+                continue
+            suite, args = ways[kind]
+            found = {"kind": kind} | session(folder, suite, *args)
+            with results.open("a") as out:
+                out.write(json.dumps(found) + "\n")
+            words = [f"{v['metric']} {v['verdict']} {100 * (v['change'] or 0):+.1f} %" for v in found["verdicts"]]
+            print(kind, n + 1, f"{found['seconds']} s", "; ".join(words), flush=True)
+
+
+if __name__ == "__main__":
+    os.environ.pop("PYTEST_ADDOPTS", None)
+    main()
