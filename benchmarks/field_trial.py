@@ -1,6 +1,6 @@
 """How often the verdicts of real sessions are right: unchanged engines, and a slow-down that was planted.
 
-    python benchmarks/field_trial.py FOLDER --python ENGINE-PYTHON --sessions 20 [--kinds unchanged slower ab-equal ab-slower]
+    python benchmarks/field_trial.py FOLDER --python ENGINE-PYTHON --sessions 20 [--kinds unchanged slower ab-equal ab-slower] [--table]
 
 `unchanged` sessions judge the engine against a baseline of itself, `slower` ones the same engine behind a proxy that makes every answer
 1.25 times as long; `ab-equal` ones judge `--kv-ab` of an engine and a copy of its environment, `ab-slower` ones of an environment whose
@@ -12,10 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +37,15 @@ AGAINST_BASELINE = ", ".join(f'Gate("{m}", margin=0.10)' for m in METRICS)
 BETWEEN_BUILDS = ", ".join(f'"{m}"' for m in METRICS)
 PROXY = Path(__file__).parents[1] / "tests" / "e2e" / "slow_proxy.py"
 FACTOR = 1.25
-KINDS = ("unchanged", "slower", "ab-equal", "ab-slower")
+WORDS = ("pass", "improvement", "inconclusive", "regression", "invalid", "no-baseline")
+# What each kind is, and whether the verdicts of a session are as they should be.
+RIGHT: dict[str, tuple[str, Callable[[list[str]], bool]]] = {
+    "unchanged": ("unchanged engine against its baseline, margin 10 %", lambda words: "regression" not in words),
+    "slower": ("behind a proxy that makes answers 1.25 times as long, margin 10 %", lambda words: "regression" in words),
+    "ab-equal": ("`--kv-ab`, equal builds, margin 3 %", lambda words: set(words) <= {"pass"}),
+    "ab-slower": ("`--kv-ab`, every step a tenth slower, margin 3 %", lambda words: "regression" in words),
+}
+KINDS = tuple(RIGHT)
 
 
 # A build whose every step of the engine takes a tenth longer: a module that Python loads at its start, as a patched wheel would be.
@@ -102,17 +114,71 @@ def session(folder: Path, suite: str, *args: str) -> dict[str, Any]:
     return {
         "code": done.returncode, "seconds": round(time.monotonic() - began, 1), "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "verdicts": [{k: v[k] for k in kept} for v in run["verdicts"]],
-        "rows": [{k: m[k] for k in ("arm", "run", "valid", "invalid", "canary")} | {m2: m["metrics"].get(m2) for m2 in METRICS} for m in rows],
+        "rows": [{k: m[k] for k in ("arm", "run", "valid", "invalid", "canary")} | _figures(m) for m in rows],
     }  # fmt: skip
+
+
+def table(done: list[dict[str, Any]]) -> str:
+    """What was found, as the documentation has it: sessions by kind, gates by kind and metric, the spread of the unchanged engine."""
+    lines = [
+        "| sessions | number | as they should | their gates: pass / improvement / inconclusive / regression / invalid | median length |",
+        "|---|---|---|---|---|",
+    ]
+    for kind, (words, right) in RIGHT.items():
+        mine = [d for d in done if d["kind"] == kind]
+        if not mine:
+            continue
+        every = Counter(v["verdict"] for d in mine for v in d["verdicts"])
+        good = sum(right([v["verdict"] for v in d["verdicts"]]) for d in mine)
+        counts = " / ".join(str(every[w]) for w in WORDS)
+        lines.append(f"| {words} | {len(mine)} | {good} | {counts} | {statistics.median(d['seconds'] for d in mine):.0f} s |")
+    lines += [
+        "",
+        "| sessions | metric | mean change | sd of the change from session to session | pass / improvement / inconclusive / regression |",
+        "|---|---|---|---|---|",
+    ]
+    for kind, (words, _) in RIGHT.items():
+        for metric in METRICS:
+            mine = [v for d in done if d["kind"] == kind for v in d["verdicts"] if v["metric"] == metric and v["change"] is not None]
+            if len(mine) > 1:
+                changes, counts = [100 * v["change"] for v in mine], Counter(v["verdict"] for v in mine)
+                shown = " / ".join(str(counts[w]) for w in WORDS[:4])
+                lines.append(f"| {words} | {metric} | {statistics.fmean(changes):+.1f} % | {statistics.stdev(changes):.1f} % | {shown} |")
+    return "\n".join([*lines, "", *_spread(done)])
+
+
+def _spread(done: list[dict[str, Any]]) -> list[str]:
+    """Restarts and sessions of the unchanged engine against a baseline: sd of the logarithm, by analysis of variance."""
+    lines = ["| metric | sessions, runs | restarts differ by | sessions differ by, beyond that |", "|---|---|---|---|"]
+    for metric in METRICS:
+        logs = [
+            [math.log(r[metric]) for r in d["rows"] if r["valid"] and r[metric]] for d in done if d["kind"] in ("baseline", "unchanged")
+        ]
+        logs = [s for s in logs if len(s) > 1]
+        if len(logs) < 2:
+            continue
+        runs = sum(map(len, logs))
+        within = sum(statistics.variance(s) * (len(s) - 1) for s in logs) / (runs - len(logs))
+        between = max(0.0, statistics.variance(statistics.fmean(s) for s in logs) - within * len(logs) / runs)
+        lines.append(f"| {metric} | {len(logs)}, {runs} | {100 * math.sqrt(within):.1f} % | {100 * math.sqrt(between):.1f} % |")
+    return lines
+
+
+def _figures(m: dict[str, Any]) -> dict[str, Any]:
+    return {name: m["metrics"].get(name) for name in METRICS}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--python", required=True, help="interpreter that has the engine")
+    parser.add_argument("--python", default=sys.executable, help="interpreter that has the engine")
     parser.add_argument("--sessions", type=int, default=20)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
+    parser.add_argument("--table", action="store_true", help="only print the table of FOLDER/sessions.jsonl")
     asked = parser.parse_args()
+    if asked.table:
+        print(table([json.loads(line) for line in (asked.folder / "sessions.jsonl").read_text().splitlines()]))
+        return
     folder = asked.folder
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "pytest.ini").write_text("[pytest]\n")

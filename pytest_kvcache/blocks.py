@@ -116,12 +116,14 @@ def _evidence(
     session: KvSession, block: Block, environment: dict[str, Any], workloads: Mapping[Scenario, str], cores: int | None
 ) -> dict[str, Evidence]:
     """What each gate of a block is judged against, from the baselines."""
-    doc, smoke = session.document(block.framework, block.model), session.settings.profile == "smoke"
+    s = session.settings
+    doc, noise = session.document(block.framework, block.model), session.noise(block.framework, block.model)
+    record, smoke = "all" if s.calibrate else s.record, s.profile == "smoke" or s.calibrate
     found = {}
     for task in block.tasks:
         now = stored.Current(environment=environment, workload=workloads[task.scenario], cores=cores)
         for gate in task.gates:
-            found[gate.key] = gather(doc, gate, now, session.rule, record=session.settings.record, smoke=smoke)
+            found[gate.key] = gather(doc, gate, now, session.rule, record=record, smoke=smoke, noise=noise)
     return found
 
 

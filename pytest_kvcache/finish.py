@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -15,9 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from .core import stale
+from .core.calibration import Noise
 from .core.gate import INVALID, false_alarms
 from .core.record import TRACE_NAMES
 from .core.spec import UserError
+from .recording import noise
+from .report import terminal
 from .rows import Rows, rerecord, settled
 from .session import KvSession
 
@@ -37,8 +41,12 @@ def finish(
     notes: list[Note] = []
     blocks = session.found()
     rows = _all_rows(session, blocks, verdicts)
-    if session.settings.record and not interrupted:
+    known: list[Noise] = []
+    if (session.settings.record or session.settings.calibrate) and not interrupted:
         notes += record(session, blocks, rows, __version__)
+    if session.settings.calibrate and not interrupted:
+        problem = _guarded(session, "reading the calibration", lambda: known.extend(noise(session, blocks)))
+        notes += [("invalid", problem)] if problem else [("", line) for line in terminal.noise_lines(known)]
     if session.settings.replay:
         notes += _as_stored(session, verdicts)
     notes += _outgrown(session, blocks, rows, cache)
@@ -56,7 +64,7 @@ def finish(
         notes += [("invalid", problem)] if problem else []
         code, every = 1 if failed else exit_code, list(rows.values())
         run = run_document(session, blocks, every, complete=complete, interrupted=interrupted, exit_code=code)
-        run |= {"traces": traces} | files
+        run |= {"traces": traces} | files | ({"noise": [dataclasses.asdict(n) for n in known]} if known else {})
         if problem := _guarded(session, "writing the report", lambda: _write(session, target, run)):
             notes.append(("invalid", problem))
             failed = True

@@ -32,6 +32,7 @@ _OPTIONS = (
     ("record", "string", "missing|all", "Record this session's runs as the baseline: where there is none, or anew"),
     ("replay", "string", "RUN", "Judge a stored run (a folder of --kv-report, or its run.json) again; starts no engine"),
     ("ab", "string", "PYTHON", "Interpreter of another build: measure it and this one in turns, and judge this one against it"),
+    ("calibrate", "bool", "", "Measure how much restarts and sessions of this machine differ, and keep it for its gates; judges nothing"),
     ("report", "string", "DIR", "Write report.html, run.json and every request into this folder"),
 )
 _REPEATABLE = ("framework", "model", "serve-arg")
@@ -41,11 +42,13 @@ def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("kvcache", "performance of LLM KV caches")
     for name, kind, metavar, text in _OPTIONS:
         dest = "kv_" + name.replace("-", "_")
-        if name in _REPEATABLE:
+        if kind == "bool":
+            group.addoption(f"--kv-{name}", dest=dest, action="store_true", default=False, help=text)
+        elif name in _REPEATABLE:
             group.addoption(f"--kv-{name}", dest=dest, action="append", metavar=metavar, default=None, help=text)
         else:
             group.addoption(f"--kv-{name}", dest=dest, metavar=metavar, default=None, help=text)
-        parser.addini(dest, text, type="args" if kind == "args" else "string", default=[] if kind == "args" else "")
+        parser.addini(dest, text, type=kind, default={"args": [], "bool": False, "string": ""}[kind])
     parser.addini("kv_strict", "Fail tests whose gate is inconclusive", type="bool", default=False)
     parser.addini("kv_start_timeout", "Longest wait for a server to be ready: 90, 45s, 30m (default: 3m on cpu, 15m on a GPU)", default="")
     for name in frameworks.names():
@@ -82,6 +85,7 @@ class Settings:
     run: tuple[Path, Mapping[str, Any]] | None
     some: bool
     ab: str | None
+    calibrate: bool
     strict: bool
     start_timeout_s: float | None
     command: str
@@ -204,6 +208,17 @@ def _other_build(config: pytest.Config, subject: Subject, engines: tuple[Engine,
     return os.path.abspath(path)  # not resolved: the python of a virtual environment is a link
 
 
+def _calibrates(config: pytest.Config, subject: Subject, record: str) -> bool:
+    """Whether this session measures the machine's noise; UserError beside an option that asks for something else."""
+    if subject.run or not (config.getoption("kv_calibrate") or config.getini("kv_calibrate")):
+        if config.getoption("kv_calibrate"):
+            raise UserError("--kv-calibrate: nothing is measured with --kv-replay; leave one of the two out")
+        return False
+    if other := [name for name, given in (("record", record), ("ab", _value(config, "ab"))) if given]:
+        raise UserError(f"--kv-calibrate stores the machine's noise and judges nothing: leave --kv-{other[0]} out")
+    return True
+
+
 def _selects(config: pytest.Config) -> bool:
     """Whether the user asks for some of the tests only."""
     some = ("keyword", "markexpr", "lf", "deselect", "stepwise")
@@ -241,6 +256,7 @@ def read_settings(config: pytest.Config) -> Settings:
         run=subject.run,
         some=_selects(config),
         ab=_other_build(config, subject, engines, record),
+        calibrate=_calibrates(config, subject, record),
         strict=bool(config.getini("kv_strict")),
         start_timeout_s=parse_time(timeout, "kv_start_timeout") if timeout else None,
         command=shlex.join(["pytest", *masked_words(map(str, config.invocation_params.args))]),

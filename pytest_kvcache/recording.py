@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .core import baseline as stored
+from .core.calibration import SUFFIX, Noise, of_gates
 from .core.evidence import from_plain
 from .core.gate import MIN_BASE_RUNS, NO_BASELINE, PASS
 from .core.metrics import find_metric
@@ -33,6 +34,7 @@ def record_block(session: KvSession, block: Mapping[str, Any], rows: Rows, plugi
     if not block["complete"] or not (recordings or gathering):
         return []
     framework, model, arms = block["id"].split("/", 2)
+    model += SUFFIX if s.calibrate else ""
     about = {"started": session.started, "plugin": plugin, "environment": block["environment"]}
     with locked(s.baselines):
         doc = load_baseline(s.baselines, s.gpu.key, framework, model)
@@ -45,8 +47,24 @@ def record_block(session: KvSession, block: Mapping[str, Any], rows: Rows, plugi
     for key, words in remarks.items():
         if words and (row := rows.get((block["id"], key))):
             row["remarks"].append(words)
-    counts = {"recorded": sum(r.judged is None for r in wanted), "added runs to": sum(r.judged is not None for r in wanted)}
+    counts = {
+        "calibrated" if s.calibrate else "recorded": sum(r.judged is None for r in wanted),
+        "added runs to": sum(r.judged is not None for r in wanted),
+    }
     return [f"{what} {n} gate(s) of {block['id']} in {path}" for what, n in counts.items() if n]
+
+
+def noise(session: KvSession, blocks: list[dict[str, Any]]) -> list[Noise]:
+    """What is known of the machine's noise after a session that calibrated it: of each gate that it measured, over all such sessions."""
+    from .harness.baselines import load_baseline
+
+    s, found = session.settings, []
+    for block in blocks:
+        framework, model, _ = block["id"].split("/", 2)
+        gates = [g for b in session.blocks.values() if b.id == block["id"] for t in b.tasks for g in t.gates]
+        doc = load_baseline(s.baselines, s.gpu.key, framework, model + SUFFIX)
+        found += of_gates(doc, gates, block["environment"], session.gate_rule)
+    return found
 
 
 def _stored_words(r: stored.Recording, total: int) -> str:

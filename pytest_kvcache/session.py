@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .blocks import measured, read
+from .core.calibration import RUNS, SUFFIX
 from .core.gate import MIN_BASE_RUNS, Rule, rule_for
 from .core.plan import Block, Cost, GateSpec, cost, make_plan, plan_row, runs_range, undeclared
 from .core.spec import Arm, UserError
@@ -39,7 +40,8 @@ class KvSession:
         self.settings, self.scratch, self.say, self.runner_for = settings, scratch, say, runner_for
         self.id = scratch.name.removeprefix("pytest-kvcache-")
         self.traces = scratch / "traces"  # files of raw traces, which block results name
-        self.rule: Rule = rule_for(settings.gpu.kind, settings.profile)
+        self.gate_rule: Rule = rule_for(settings.gpu.kind, settings.profile)
+        self.rule: Rule = replace(self.gate_rule, record_runs=RUNS) if settings.calibrate else self.gate_rule
         self.blocks: dict[str, Block] = {}
         self.began = time.monotonic()
         self.started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -65,6 +67,7 @@ class KvSession:
         for engine in self.settings.engines:
             for model in self.settings.models:
                 self.document(engine.framework.name, model.key)
+                self.noise(engine.framework.name, model.key)
                 if self.runner_for(engine.framework.name, model.key) is None:
                     self._check_device()
                     spec = self._spec(engine, model.key)
@@ -99,6 +102,10 @@ class KvSession:
             doc = load_baseline(self.settings.baselines, self.settings.gpu.key, framework, model)
             self._docs[key] = without(doc, self.stored_run.document["session"]) if self.settings.replay else doc
         return self._docs[key]
+
+    def noise(self, framework: str, model: str) -> dict[str, Any]:
+        """The document of the sessions that calibrated this machine, read once; without any it has no entries."""
+        return self.document(framework, model + SUFFIX)
 
     @cached_property
     def between_builds(self) -> list[str]:
@@ -138,6 +145,8 @@ class KvSession:
     def _rough_need(self, gate: GateSpec, entry: dict[str, Any] | None, *, known: bool) -> str:
         """What a gate will probably need, before weights and environment are looked at."""
         record = self.settings.record
+        if self.settings.calibrate:
+            return "report" if gate.against else "record"
         if gate.against:
             return "report" if self.settings.profile == "smoke" else "pair"
         if record == "all" or (record == "missing" and (entry is None or len(entry["runs"]) < MIN_BASE_RUNS)):

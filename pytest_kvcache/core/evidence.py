@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import baseline as stored
+from .calibration import session_sd
 from .fingerprint import differences
 from .gate import Base, Rule
 from .metrics import find_metric
@@ -32,17 +33,30 @@ class Evidence:
 
 
 def gather(
-    doc: Mapping[str, Any], gate: GateSpec, now: stored.Current, rule: Rule, *, record: str | None = None, smoke: bool = False
-) -> Evidence:
-    """From a baseline document, for the environment and workload of `now`; a gate between two arms needs no more than these."""
+    doc: Mapping[str, Any], gate: GateSpec, now: stored.Current, rule: Rule, *, record: str | None = None, smoke: bool = False,
+    noise: Mapping[str, Any] | None = None,
+) -> Evidence:  # fmt: skip
+    """From a baseline document, for the environment and workload of `now`; a gate between two arms needs no more than these.
+
+    `noise` is a document of the same form, of the sessions that calibrated the machine.
+    """
     if gate.against:
         return Evidence(need="report" if smoke else "pair", base=Base())
-    base = stored.lookup(doc, gate.key, find_metric(gate.metric), now)
+    metric = find_metric(gate.metric)
+    base = stored.lookup(doc, gate.key, metric, now)
+    if noise and base.runs:
+        known = session_sd(stored.lookup(noise, gate.key, metric, now), metric.better, rule)
+        base = dataclasses.replace(base, session_sd=known)
     return Evidence(need=stored.need(base, rule, record=record, smoke=smoke), base=base)
 
 
 def as_judged(gate: GateSpec, base: Base, rule: Rule) -> tuple[GateSpec, Rule, tuple[str, ...]]:
-    """The gate and the rule that hold against a stored number, and what a verdict must say of that: a reference allows more."""
+    """The gate and the rule that hold against a stored number, and what a verdict must say of that: a reference allows more.
+
+    The spread between sessions is that of the machine where it was calibrated, in place of the rule's.
+    """
+    if base.session_sd:
+        rule = dataclasses.replace(rule, session_prior=base.session_sd)
     if not base.others:
         return gate, rule, ()
     if not base.reference:
@@ -86,6 +100,7 @@ def _rows(value: Any, fits: Callable[[Any], bool]) -> bool:
 _FITS: dict[str, Callable[[Any], bool]] = {
     "str": lambda v: isinstance(v, str),
     "bool": lambda v: isinstance(v, bool),
+    "float": lambda v: (_whole(v) or isinstance(v, float)) and 0 <= v <= 10,
     "int": lambda v: _whole(v) and v >= 0,
     "tuple[tuple[float, ...], ...]": lambda v: _rows(v, lambda n: _whole(n) or isinstance(n, float)),
     "tuple[tuple[int, ...], ...]": lambda v: _rows(v, lambda n: _whole(n) and n >= 1),

@@ -22,7 +22,7 @@ def stitched(windows: Sequence[Trace]) -> Trace:
     turns: list[list[int]] = []
     at_ms = 0
     for w in windows:
-        records += (_moved(r, len(records) + i, at_ms / 1e3) for i, r in enumerate(w.records))
+        records += [_moved(r, i, at_ms / 1e3) for i, r in enumerate(w.records, len(records))]
         for ms, n in zip(w.arrivals.get("ms", ()), w.arrivals.get("n", ()), strict=True):
             arrivals[ms + at_ms] = arrivals.get(ms + at_ms, 0) + n
         length = math.ceil(1e3 * max((r.end_s or r.sent_s for r in w.records), default=0.0)) + 1
@@ -30,7 +30,8 @@ def stitched(windows: Sequence[Trace]) -> Trace:
         at_ms += length
     return dataclasses.replace(
         windows[0], records=tuple(records), itl=_counted((w.itl for w in windows), "us"),
-        arrivals={"ms": list(arrivals), "n": list(arrivals.values())} if arrivals else {}, load=_load([w.load for w in windows]) | {"turns": turns},
+        arrivals={"ms": list(arrivals), "n": list(arrivals.values())} if arrivals else {},
+        load=_load([w.load for w in windows]) | {"turns": turns},
     )  # fmt: skip
 
 
@@ -61,8 +62,8 @@ def _counted(columns: Iterable[Mapping[str, Sequence[Any]]], value: str) -> dict
 
 def _load(seen: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What the machine and the client did: sums, means by the length of a window, and of the client's own limits the worst."""
-    walls = [s.get("wall_s") or 0.0 for s in seen]
-    told: dict[str, Any] = dict(seen[-1])
+    walls = [s.get("wall_s") or 1.0 for s in seen]
+    told: dict[str, Any] = {name: value for s in seen for name, value in s.items()}
     for name in ("wall_s", "asked", "throttled_s"):
         if name in told:
             told[name] = _total([s.get(name) for s in seen])
@@ -89,7 +90,7 @@ def _total(values: Sequence[float | None]) -> float | None:
 
 def _mean(values: Sequence[float | None], walls: Sequence[float]) -> float | None:
     known = [v for v in values if v is not None]
-    if len(known) < len(values) or not math.fsum(walls):
+    if len(known) < len(values):
         return None
     return round(math.fsum(v * w for v, w in zip(known, walls, strict=True)) / math.fsum(walls), 4)
 
@@ -97,9 +98,9 @@ def _mean(values: Sequence[float | None], walls: Sequence[float]) -> float | Non
 def _foreign(seen: Sequence[Mapping[str, Any]], walls: Sequence[float]) -> list[dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
     for s, wall in zip(seen, walls, strict=True):
-        for p in s["foreign"]:
+        for p in s.get("foreign", ()):
             entry = found.setdefault(p.get("pid"), {**p, "cores": 0.0})
-            entry["cores"] += p["cores"] * wall / (math.fsum(walls) or 1.0)
+            entry["cores"] += p["cores"] * wall / math.fsum(walls)
     worst = sorted(found.values(), key=lambda p: -p["cores"])[:SHOWN_FOREIGN]
     return [p | {"cores": round(p["cores"], 4)} for p in worst]
 

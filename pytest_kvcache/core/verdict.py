@@ -22,7 +22,8 @@ class Base:
 
     `unit`, `better` and `definition` are what it was stored as; an empty `better` is not known.
     `missing` says why there is none, `mismatch` why it is of something else and must not be compared. `others` are the stored
-    runs of other cards of the same model: among these where it is a `reference`, else left aside.
+    runs of other cards of the same model: among these where it is a `reference`, else left aside. `session_sd` is the spread of sessions
+    as it was calibrated on this machine, 0 where it was not.
     """
 
     sessions: tuple[tuple[float, ...], ...] = ()
@@ -35,6 +36,7 @@ class Base:
     samples: tuple[tuple[int, ...], ...] = ()
     others: int = 0
     reference: bool = False
+    session_sd: float = 0.0
 
     @property
     def runs(self) -> tuple[float, ...]:

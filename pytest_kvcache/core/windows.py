@@ -11,6 +11,7 @@ from typing import Any
 
 from . import stats
 from .gate import geometric_mean
+from .metrics import quantile_of
 
 Row = dict[str, Any]
 CUT = 0.25  # of the windows' ratios at each end
@@ -36,7 +37,8 @@ def values_of(rounds: Sequence[tuple[Row, Row]], metric: str) -> tuple[list[floa
     """A metric's values of both arms, round by round.
 
     Where the arms took turns in short windows, the second's is the first's times the interquartile mean of the windows' ratios: a
-    machine that changes its speed between two windows spoils that one ratio only, and it is left out.
+    machine that changes its speed between two windows spoils that one ratio only, and it is left out. A quantile above the median is
+    that of all requests: a window has too few.
     """
     pairs = [_pair(one, other, metric) for one, other in rounds]
     return [a for a, _ in pairs], [b for _, b in pairs]
@@ -44,7 +46,7 @@ def values_of(rounds: Sequence[tuple[Row, Row]], metric: str) -> tuple[list[floa
 
 def _pair(one: Row, other: Row, metric: str) -> tuple[float, float]:
     first, second = (m.get("turns", {}).get(metric, ()) for m in (one, other))
-    if not first or len(first) != len(second) or None in (*first, *second):
+    if (quantile_of(metric) or 0.5) > 0.5 or not first or len(first) != len(second) or None in (*first, *second):
         return one["metrics"][metric], other["metrics"][metric]
     ratios = sorted(math.log(b / a) for a, b in zip(first, second, strict=True))
     cut = int(CUT * len(ratios))

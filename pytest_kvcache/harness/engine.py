@@ -65,7 +65,10 @@ def split_port(serve_args: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
 
 
 def check_installed(spec: EngineSpec, named_by: str = "") -> None:
-    """UserError with the pip line that cures it when the framework cannot be started at all; `named_by` is the option with its interpreter."""
+    """UserError with the pip line that cures it when the framework cannot be started at all.
+
+    `named_by` is the option that names its interpreter, where that is not the ini option.
+    """
     split_port(spec.serve_args)
     if spec.command:
         return

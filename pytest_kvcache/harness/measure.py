@@ -108,7 +108,7 @@ class BlockMeter:
                     pending = self._one_start(group, run, attempt, pending)
 
     def _one_start(self, arms: tuple[Arm, ...], run: int, attempt: int, tasks: list[Task]) -> list[Task]:
-        """Measure `tasks` on fresh servers of `arms`, which live side by side; those that the machine spoiled and that may be tried again."""
+        """Measure `tasks` on fresh servers of `arms`, which live side by side; those that the machine spoiled and may be tried again."""
         began, first = time.monotonic(), len(self.progress.measurements)
         problems: dict[Task, Problem] = {}
         before = self._canary()  # while no server of ours lives: it must not feel the thing under test
@@ -210,7 +210,8 @@ class BlockMeter:
         needs = {self.orders.needs[g.key] for t in self._open(self.block.arms) for g in t.gates if g.key not in done}
         looks, rounds = ([n for n in r.looks if n >= run] or [run] for r in (rule, PAIRED))
         bounds = {
-            "judge": (looks[0], looks[-1]), "pair": (rounds[0], rounds[-1]), "record": (rule.record_runs, rule.record_runs), "report": (1, 1),
+            "judge": (looks[0], looks[-1]), "pair": (rounds[0], rounds[-1]), "record": (rule.record_runs, rule.record_runs),
+            "report": (1, 1),
         }  # fmt: skip
         found = [bounds[n] for n in needs if n in bounds]
         return max(low for low, _ in found), max(high for _, high in found)

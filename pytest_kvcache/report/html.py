@@ -15,7 +15,7 @@ from ..core.metrics import METRICS
 from . import plots, svg
 from .gates import KINDS, Plain, failures, gate_view, grouped, is_remark, parse_change
 from .measured import curve_pairs, plan_rows, tables, unique
-from .numbers import brief, clean, duration, elide, finite, moment, number
+from .numbers import brief, clean, duration, elide, finite, moment, number, share
 
 MEANING = {
     "regression": "Worse than the baseline by more than the margin, and chance does not explain it. Fails.",
@@ -49,7 +49,8 @@ def render(run: Plain) -> str:
         "remarks": grouped(g for g in worst_first if is_remark(g)),
         "forest": plots.forest([g["drawn"] for g in gates]) if gates else "",
         "strips": [g for g in gates if g["strip"]],
-        "measured": tables(run), "curves": curve_pairs(run), "environments": _environments(run), "builds": _builds(run), "plan": plan_rows(run),
+        "measured": tables(run), "curves": curve_pairs(run), "environments": _environments(run), "builds": _builds(run),
+        "noise": _noise(run), "plan": plan_rows(run),
         "meaning": MEANING, "layers": LAYERS, "definitions": _definitions(gates), "p_limit": number(P_SEQ_LIMIT, 1),
         "chance": number(run["expected_false_alarms"], 1),
     }  # fmt: skip
@@ -141,6 +142,20 @@ def _builds(run: Plain) -> list[tuple[str, list[Any]]]:
         else:
             found.append((text, []))
     return found
+
+
+def _noise(run: Plain) -> list[Plain]:
+    """The noise of the machine as a session that calibrated it leaves it."""
+    return [
+        {
+            "key": n["key"], "restart": share(n["restart_sd"]),
+            "session": share(n["session_sd"]) + ("" if n["sessions"] > 1 else " (assumed)"),
+            "sessions": f"{n['sessions']} {'session' if n['sessions'] == 1 else 'sessions'}", "margin": share(n["margin"]),
+            "certifies": ", ".join(f"{share(margin)} with {runs}" for runs, margin in n["certifiable"]),
+            "small": n["certifiable"][-1][1] >= n["margin"],
+        }
+        for n in run.get("noise", ())
+    ]  # fmt: skip
 
 
 def _scalar(value: Any) -> str:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..core.calibration import Noise
 from ..core.gate import NO_BASELINE, VERDICTS
 from ..core.spec import OTHER
 from ..core.text import one_line
@@ -58,7 +59,7 @@ def beside(v: Mapping[str, Any]) -> str:
 
 def runs(n: int, v: Mapping[str, Any]) -> str:
     """A number of runs, or of rounds where two arms are measured in turns."""
-    return f"{n} {'round' if beside(v) else 'run'}{'' if n == 1 else 's'}"
+    return f"{n} round{'' if n == 1 else 's'}" if beside(v) else _count(n)
 
 
 def claim(v: Mapping[str, Any]) -> str:
@@ -158,6 +159,28 @@ def summary(verdicts: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
             rows += [("", "    " + text) for text in details(v)]
     cures = dict.fromkeys(v["cure"] for v in verdicts if v["cure"] and v["verdict"] in ("no-baseline", "invalid"))
     return rows + [("", text) for text in _notes(verdicts) + _log(verdicts)] + [("", one_line(f"to cure it: {cure}")) for cure in cures]
+
+
+def noise_lines(found: Sequence[Noise]) -> list[str]:
+    """What restarts and sessions of a machine differ by, gate by gate, and the margins that this certifies."""
+    if not found:
+        return []
+    sessions = max(n.sessions for n in found)
+    lines = [f"noise of this machine by {sessions} session(s), and the margin that 9 of 10 equal builds pass:"]
+    for n in found:
+        certified = ", ".join(f"{share(margin)} with {_count(runs)}" for runs, margin in n.certifiable)
+        assumed = "" if n.sessions > 1 else " (assumed)"
+        small = "" if n.certifiable[-1][1] < n.margin else f"; its margin of {share(n.margin)} is too small"
+        lines.append(plain(f"  {n.key}  restarts {share(n.restart_sd)}, sessions {share(n.session_sd)}{assumed}: {certified}{small}"))
+    if sessions < 2:
+        lines.append(
+            "how much sessions differ is not known from one: calibrate again at another hour, the gate takes it from the second on"
+        )
+    return [one_line(text) for text in lines]
+
+
+def _count(n: int) -> str:
+    return f"{n} run" if n == 1 else f"{n} runs"
 
 
 def junit(v: Mapping[str, Any]) -> str:

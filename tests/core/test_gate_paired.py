@@ -140,3 +140,44 @@ def test_rounds_of_two_levels_are_inconclusive():
     pairs = [(1.0, 1.2 if i in (3, 6, 9) else 1.0 + 0.001 * (i % 2)) for i in range(12)]
     found = judged(pairs, margin=0.10, rule=dataclasses.replace(PAIRED, looks=(12,)))
     assert (found.verdict, found.reason) == (INCONCLUSIVE, "unstable: new to old by the round: 9 near 1, 3 near 1.2")
+
+
+@given(rounds, st.floats(0.5, 2.0), directions)
+def test_a_gain_of_as_much_as_is_allowed_to_be_lost_is_the_margin(pairs, gain, better):
+    """`at_least` below 1 is a margin by another name, and above 1 the same claim on values that are so much better."""
+    claimed = judged(pairs, better, at_least=gain)
+    lifted = [(old, new / gain if better == "higher" else new * gain) for old, new in pairs]
+    assert claimed.verdict == judged(lifted, better, at_least=1.0).verdict
+
+
+@given(rounds, directions, st.floats(0.5, 2.0), st.floats(0.5, 2.0))
+def test_who_claims_more_is_never_judged_better(pairs, better, one, other):
+    low, high = sorted((one, other))
+    assert BADNESS[judged(pairs, better, at_least=low).verdict] <= BADNESS[judged(pairs, better, at_least=high).verdict]
+
+
+def test_how_often_a_claimed_gain_is_judged_right():
+    """Restart CV 1 %, a gain of 1.2 claimed: true gains of 1.25 pass, of 1.15 fail, of exactly 1.2 do neither often."""
+    found = {
+        gain: [judged(drawn(gain - 1, 0.01, seed=i), "higher", at_least=1.2).verdict for i in range(300)] for gain in (1.15, 1.2, 1.25)
+    }
+    assert found[1.25].count(PASS) > 285
+    assert found[1.15].count(REGRESSION) > 270
+    assert found[1.15].count(PASS) == 0
+    assert found[1.2].count(PASS) <= 21
+    assert found[1.2].count(REGRESSION) <= 3
+    assert IMPROVEMENT not in found[1.25]
+
+
+def test_every_undecided_claim_says_what_its_runs_certify():
+    found = judged(drawn(0.2, 0.05, seed=3), "higher", at_least=1.2)
+    assert found.verdict == INCONCLUSIVE
+    assert "at least 1.2 times as good is claimed, these runs certify 1." in found.reason
+    assert found.certifiable is None
+
+
+def test_a_change_below_the_floor_is_no_loss_between_arms_either():
+    pairs = drawn(0.10, 0.002, count=4)
+    assert judged(pairs).verdict == REGRESSION
+    assert judged(pairs, floor=0.2).verdict == PASS
+    assert judged(pairs, "higher", floor=5.0).verdict == INVALID

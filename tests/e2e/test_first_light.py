@@ -218,3 +218,17 @@ def test_the_suites_of_the_repository_run_for_real(tmp_path, project):
     assert {v["test"].split("::")[0].rpartition("/")[2] for v in result.run["verdicts"]} == {f.name for f in suites.glob("test_*.py")}
     assert {v["verdict"] for v in result.run["verdicts"]} == {"no-baseline"}
     assert all(v["value"] for v in result.run["verdicts"])
+
+
+def test_two_builds_in_turns_side_by_side(project):
+    """The same interpreter as both builds, one round: two real servers at once, short windows back and forth."""
+    result = project.run(f"--kv-ab={PYTHON}", "--kv-profile=smoke")
+    assert result.code == 0, result.out
+    assert "no distribution differs" in result.out
+    assert set(result.verdicts.values()) == {"inconclusive"}, result.out
+    (block,) = result.run["blocks"].values()
+    assert [(m["arm"], m["valid"], len(m["turns"]["tpot_ms.p50"])) for m in block["measurements"]] == [
+        ("base", True, 8), ("base.other", True, 8),
+    ]  # fmt: skip
+    assert all(m["requests"] == 8 * 2 and not m["failed"] for m in block["measurements"])
+    assert all(abs(v["change"]) < 0.5 for v in result.run["verdicts"])

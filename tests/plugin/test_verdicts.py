@@ -151,7 +151,7 @@ def test_a_baseline_of_another_cpu_is_refused_and_recording_supersedes_it(record
 
 
 def test_a_spent_budget_stops_new_runs_and_says_so(recorded):
-    result = recorded.run("-k", "fixed and c1", "--kv-budget=0.2s", sleep=0.3, seed=1)
+    result = recorded.run("-k", "fixed and c1", "--kv-budget=2s", sleep=2.1, seed=1)
     assert len(result.starts) == 1
     assert set(result.verdicts.values()) == {"inconclusive"}
     assert "the time budget is spent" in result.out
