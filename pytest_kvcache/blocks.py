@@ -63,13 +63,14 @@ def _judge_again(session: KvSession, block: Block, path: Path) -> dict[str, Any]
 
     run = session.stored_run
     rows = run.rows(block.id)
+    then = evidence(run, block, session.rule, smoke=session.settings.profile == "smoke")
+    known, pairs = dict(then), {g.key for t in block.tasks for g in t.gates if g.against}
     if session.settings.baselines_given:
         workloads = {row["scenario"]: row["workload"] for _, row, _ in rows if row["workload"]}
         cores = {m["canary"]["cores"] for m, _, _ in rows if m["canary"]}
         wanted = {t.scenario: workloads.get(str(t.scenario), "") for t in block.tasks}
-        known = _evidence(session, block, run.document["environments"][block.id], wanted, cores.pop() if len(cores) == 1 else None)
-    else:
-        known = evidence(run, block, session.rule, smoke=session.settings.profile == "smoke")
+        known |= _evidence(session, block, run.document["environments"][block.id], wanted, cores.pop() if len(cores) == 1 else None)
+        known |= {key: e for key, e in then.items() if key in pairs}  # no baseline has a part in these
     found = judged(run, block, known, session.rule)
     if session.settings.baselines_given:
         _compared(session, block, found, None)
@@ -118,7 +119,7 @@ def _evidence(
     """What each gate of a block is judged against, from the baselines."""
     s = session.settings
     doc, noise = session.document(block.framework, block.model), session.noise(block.framework, block.model)
-    record, smoke = "all" if s.calibrate else s.record, s.profile == "smoke" or s.calibrate
+    record, smoke = "all" if s.calibrate else s.record, s.profile == "smoke"
     found = {}
     for task in block.tasks:
         now = stored.Current(environment=environment, workload=workloads[task.scenario], cores=cores)

@@ -18,6 +18,7 @@ from typing import Any
 from .core import stale
 from .core.calibration import Noise
 from .core.gate import INVALID, false_alarms
+from .core.masking import masked
 from .core.record import TRACE_NAMES
 from .core.spec import UserError
 from .recording import noise
@@ -64,7 +65,7 @@ def finish(
         notes += [("invalid", problem)] if problem else []
         code, every = 1 if failed else exit_code, list(rows.values())
         run = run_document(session, blocks, every, complete=complete, interrupted=interrupted, exit_code=code)
-        run |= {"traces": traces} | files | ({"noise": [dataclasses.asdict(n) for n in known]} if known else {})
+        run |= {"traces": traces} | files | _noise(session, known)
         if problem := _guarded(session, "writing the report", lambda: _write(session, target, run)):
             notes.append(("invalid", problem))
             failed = True
@@ -242,9 +243,20 @@ def run_document(
     }  # fmt: skip
 
 
+def _noise(session: KvSession, known: Sequence[Noise]) -> dict[str, Any]:
+    """`noise` of a session that calibrated; of a stored one as it was."""
+    replayed = session.stored_run.document.get("noise") if session.settings.replay else None
+    calibrates = session.settings.calibrate or replayed is not None
+    return {"noise": replayed or [dataclasses.asdict(n) for n in known]} if calibrates else {}
+
+
 def _builds(session: KvSession) -> dict[str, Any]:
     """The other interpreter of a comparison of two builds, and what differs between them."""
-    return {"ab": session.settings.ab, "builds": session.between_builds} if session.settings.ab else {}
+    ab, replay, told = session.settings.ab, session.settings.replay, session.scratch / "builds.json"
+    if not ab:
+        return {}
+    lines = session.stored_run.document.get("builds", []) if replay else json.loads(told.read_text()) if told.is_file() else []
+    return {"ab": masked(ab), "builds": lines}
 
 
 def _replayed(session: KvSession) -> dict[str, Any]:

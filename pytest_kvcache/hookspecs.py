@@ -12,7 +12,8 @@ def pytest_kv_runner(config: pytest.Config, framework: str, model: str) -> Any:
     """Make the runs of an engine and a model yourself: an in-process driver, a remote bench, recorded data.
 
     Return an object like `pytest_kvcache.harness.measure.Runner` (`environment`, `workload`, `start`, `canary`), or None for the
-    framework's own server::
+    framework's own server. With `--kv-ab`, arms whose `build` is `other` are to run on the other build. A runner with `in_turns`
+    can measure servers that live side by side; without it arms follow each other::
 
         @pytest.hookimpl(optionalhook=True)
         def pytest_kv_runner(config, framework, model):

@@ -204,7 +204,7 @@ def _other_build(config: pytest.Config, subject: Subject, engines: tuple[Engine,
         )
     path = (config.invocation_params.dir if config.getoption("kv_ab") else config.rootpath) / Path(named).expanduser()
     if not path.is_file() or not os.access(path, os.X_OK):
-        raise UserError(f"--kv-ab={named}: no such interpreter; name the python of the environment that has the other build")
+        raise UserError(f"--kv-ab={masked(named)}: no such interpreter; name the python of the environment that has the other build")
     return os.path.abspath(path)  # not resolved: the python of a virtual environment is a link
 
 

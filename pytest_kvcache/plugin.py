@@ -147,6 +147,7 @@ class Conductor:
     # -- start ----------------------------------------------------------------------------------------------------
 
     def pytest_report_header(self) -> str:
+        from .core.masking import masked
         from .core.text import one_line
 
         s = self.settings
@@ -154,7 +155,7 @@ class Conductor:
             return one_line(f"kvcache: judging {s.replay} again, profile {s.profile}")
         engines = ", ".join(e.framework.name for e in s.engines)
         models = ", ".join(m.key for m in s.models)
-        judged = f"against the build of {s.ab}, in turns" if s.ab else f"baselines {s.baselines}"
+        judged = f"against the build of {masked(s.ab)}, in turns" if s.ab else f"baselines {s.baselines}"
         return one_line(f"kvcache: {engines} serving {models} on {s.gpu.key}, profile {s.profile}, {judged}")
 
     @pytest.hookimpl(tryfirst=True)
@@ -192,9 +193,7 @@ class Conductor:
         from .core.plan import block_id
 
         s = self.settings
-        out = [
-            i for i in items if (sc := scenario_of(i)) and not (self._is_stored(i) if s.replay else sc.applies_to(s.profile, s.gpu.kind))
-        ]
+        out = [i for i in items if (sc := scenario_of(i)) and not (self._is_stored(i) if s.replay else self._is_asked(i, sc))]
         if out:
             self.config.hook.pytest_deselected(items=out)
         left_out = set(map(id, out))
@@ -204,6 +203,13 @@ class Conductor:
             want = self._wanted(item, strict=False)
             places.append((first.setdefault(block_id(want), n) if want else n, item))
         items[:] = [item for _, item in sorted(places, key=lambda p: p[0])]
+
+    def _is_asked(self, item: pytest.Item, scenario: Scenario) -> bool:
+        """Whether the profile and the device include a scenario, and a calibration anything that its test claims."""
+        s = self.settings
+        if not scenario.applies_to(s.profile, s.gpu.kind):
+            return False
+        return not s.calibrate or _is_skipped(item) or self._wanted(item, strict=False) is not None
 
     def _is_stored(self, item: pytest.Item) -> bool:
         """Whether the run that is judged again has measured what a test asks for."""
@@ -235,6 +241,10 @@ class Conductor:
             if not strict:
                 return None
             raise UserError(f"{item.nodeid}: {e}") from None
+        if self.settings.calibrate:
+            gates = tuple(g for g in gates if not g.against)
+            if marks and not gates:
+                return None
         if not gates and strict:
             raise UserError(f"{item.nodeid}: no kv_gates marker; say what it claims, as @pytest.mark.kv_gates('output_tok_s')")
         family = getattr(item, "originalname", item.name).removeprefix("test_")
@@ -286,7 +296,7 @@ class Conductor:
         )
         item.stash[BILL] = (block["spent_s"].get(str(want.scenario)) or 0.0) / max(share, 1)
         rows = [row(self.session, block, spec, item.nodeid) for spec in gate_specs(want, self.session.rule.margin)]
-        item.user_properties += [(f"kv.{r['arm']}.{r['metric']}", terminal.junit(r)) for r in rows]
+        item.user_properties += [(f"kv.{r['key'].split('/')[2]}.{r['metric']}", terminal.junit(r)) for r in rows]
         item.user_properties.append(("kv.record", json.dumps(rows)))
         metrics = tuple(m for m in block["measurements"] if m["scenario"] == str(want.scenario))
         return KvResult(scenario=want.scenario, verdicts=tuple(rows), metrics=metrics)

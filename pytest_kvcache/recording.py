@@ -61,9 +61,9 @@ def noise(session: KvSession, blocks: list[dict[str, Any]]) -> list[Noise]:
     s, found = session.settings, []
     for block in blocks:
         framework, model, _ = block["id"].split("/", 2)
-        gates = [g for b in session.blocks.values() if b.id == block["id"] for t in b.tasks for g in t.gates]
+        margins = {key: v["margin"] for key, v in block["verdicts"].items()}  # the controller of xdist has no plan
         doc = load_baseline(s.baselines, s.gpu.key, framework, model + SUFFIX)
-        found += of_gates(doc, gates, block["environment"], session.gate_rule)
+        found += of_gates(doc, margins, block["environment"], session.gate_rule)
     return found
 
 

@@ -44,7 +44,7 @@ def rerecord(session: KvSession) -> str:
 
 def _cure(session: KvSession, found: dict[str, Any]) -> str | None:
     command = session.settings.command
-    if session.settings.replay:
+    if session.settings.replay or session.settings.calibrate:
         return None  # what was measured then is no ground to store anything now
     if found["verdict"] == IMPROVEMENT:
         return f"{rerecord(session)}   (stores the better level, so that losing it again is noticed)"

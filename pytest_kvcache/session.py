@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from .blocks import measured, read
 from .core.calibration import RUNS, SUFFIX
 from .core.gate import MIN_BASE_RUNS, Rule, rule_for
+from .core.masking import masked
 from .core.plan import Block, Cost, GateSpec, cost, make_plan, plan_row, runs_range, undeclared
 from .core.spec import Arm, UserError
 from .options import Engine, Settings
@@ -41,7 +42,8 @@ class KvSession:
         self.id = scratch.name.removeprefix("pytest-kvcache-")
         self.traces = scratch / "traces"  # files of raw traces, which block results name
         self.gate_rule: Rule = rule_for(settings.gpu.kind, settings.profile)
-        self.rule: Rule = replace(self.gate_rule, record_runs=RUNS) if settings.calibrate else self.gate_rule
+        calibrates = settings.calibrate or bool(settings.run and "noise" in settings.run[1])
+        self.rule: Rule = replace(self.gate_rule, record_runs=RUNS) if calibrates else self.gate_rule
         self.blocks: dict[str, Block] = {}
         self.began = time.monotonic()
         self.started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -59,7 +61,8 @@ class KvSession:
         if self.settings.report and find_spec("jinja2") is None:
             raise UserError("--kv-report needs jinja2: pip install 'pytest-kvcache[report]'")
         folder = self.settings.baselines
-        if self.settings.baselines_given and not folder.is_dir() and not self.settings.record:
+        stores = self.settings.record or self.settings.calibrate or self.settings.ab
+        if self.settings.baselines_given and not folder.is_dir() and not stores:
             raise UserError(f"--kv-baselines={folder}: no such folder; add --kv-record=missing to create it")
         if self.settings.replay:
             self.stored_run  # noqa: B018 (read now, so that a damaged file is said now)
@@ -110,9 +113,7 @@ class KvSession:
     @cached_property
     def between_builds(self) -> list[str]:
         """What differs between the two interpreters of `--kv-ab`, a line each, the other one first; empty without it."""
-        if self.settings.replay:
-            return list(self.stored_run.document.get("builds", ()))
-        if not self.settings.ab:
+        if self.settings.replay or not self.settings.ab:
             return []
         from .core.builds import SAME, distributions
         from .harness.interpreter import installed
@@ -121,7 +122,9 @@ class KvSession:
         for engine in self.settings.engines:
             own, name = engine.python, engine.framework.name
             found = distributions(installed(self.settings.ab), installed(own), engine.framework.distributions)
-            lines.append(f"{name}: other build {self.settings.ab}, this build {own}: " + (f"{len(found)} differ" if found else SAME))
+            lines.append(
+                f"{name}: other build {masked(self.settings.ab)}, this build {masked(own)}: " + (f"{len(found)} differ" if found else SAME)
+            )
             lines += [f"  {line}" for line in found]
         return lines
 
@@ -146,7 +149,7 @@ class KvSession:
         """What a gate will probably need, before weights and environment are looked at."""
         record = self.settings.record
         if self.settings.calibrate:
-            return "report" if gate.against else "record"
+            return "record"
         if gate.against:
             return "report" if self.settings.profile == "smoke" else "pair"
         if record == "all" or (record == "missing" and (entry is None or len(entry["runs"]) < MIN_BASE_RUNS)):
@@ -171,8 +174,10 @@ class KvSession:
         self.say(terminal.plan_line(len(blocks), starts, scenarios, gates, (clock(low), clock(high))))
         for block, one in zip(blocks, costs, strict=True):
             self.say(terminal.block_line(block.id, one.runs, [str(t.scenario) for t in block.tasks]))
-        for line in self.between_builds if read else ():
-            self.say(f"  {line}")
+        if read:
+            write_json(self.scratch / "builds.json", self.between_builds)  # for the controller of xdist, which has no plan
+            for line in self.between_builds:
+                self.say(f"  {line}")
         if read:
             write_json(self.scratch / "plan.json", {"blocks": [plan_row(b, c) for b, c in zip(blocks, costs, strict=True)]})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ from . import stats
 from .baseline import Current, lookup
 from .gate import Base, Rule, as_change
 from .metrics import find_metric
-from .plan import GateSpec
 
 RUNS = 5  # of a session that calibrates
 SUFFIX = ".noise"  # of the model in the name of the file that keeps them beside the baselines
@@ -33,23 +32,23 @@ class Noise:
 
 
 def session_sd(base: Base, better: str, rule: Rule) -> float:
-    """The spread of sessions that were measured, shrunk towards the rule's prior; 0 where fewer than two were: nothing is known."""
-    if len(base.sessions) < 2 or base.missing or base.mismatch:
+    """The spread of sessions that were measured, shrunk towards the rule's prior; 0 where fewer than two were, or on other cards."""
+    if len(base.sessions) < 2 or base.missing or base.mismatch or base.reference:
         return 0.0
     return stats.session_sd([stats.worse_logs(s, better) for s in base.sessions], rule.session_prior)
 
 
-def noise_of(doc: Mapping[str, Any], gate: GateSpec, now: Current, rule: Rule) -> Noise | None:
+def noise_of(doc: Mapping[str, Any], key: str, margin: float, now: Current, rule: Rule) -> Noise | None:
     """The noise of a gate by the runs stored in `doc` (in the form of a baseline file); None where fewer than two are."""
-    metric = find_metric(gate.metric)
-    base = lookup(doc, gate.key, metric, now)
+    metric = find_metric(key.rpartition("/")[2])
+    base = lookup(doc, key, metric, now)
     if base.missing or base.mismatch or len(base.runs) <= len(base.sessions):
         return None
     logs = [stats.worse_logs(s, metric.better) for s in base.sessions]
     restart = math.sqrt(max(stats.stored(logs, 0.0).var, stats.FLOOR**2))
     shift = session_sd(base, metric.better, rule) or rule.session_prior
     return Noise(
-        key=gate.key, margin=gate.margin, restart_sd=restart, session_sd=shift, sessions=len(base.sessions), runs=len(base.runs),
+        key=key, margin=margin, restart_sd=restart, session_sd=shift, sessions=len(base.sessions), runs=len(base.runs),
         certifiable=tuple((n, certifiable(restart, shift, rule, n, metric.better)) for n in rule.looks),
     )  # fmt: skip
 
@@ -65,11 +64,12 @@ def certifiable(restart_sd: float, shift_sd: float, rule: Rule, runs: int, bette
     return abs(as_change(e.bound(rule.alpha * rule.weight) + e.bound(PASSES), better))
 
 
-def of_gates(doc: Mapping[str, Any], gates: Iterable[GateSpec], environment: Mapping[str, Any], rule: Rule) -> list[Noise]:
-    """The noise of all gates that have runs stored in `doc`, by their key; each entry is of the workload that it was stored with."""
+def of_gates(doc: Mapping[str, Any], margins: Mapping[str, float], environment: Mapping[str, Any], rule: Rule) -> list[Noise]:
+    """The noise of all gates (keys, with their margins) that have runs stored in `doc`, by key; each entry is of the workload that it
+    was stored with."""
     found = []
-    for gate in gates:
-        entry = doc["entries"].get(gate.key)
-        if entry and (one := noise_of(doc, gate, Current(environment=environment, workload=entry["workload"]), rule)):
+    for key, margin in margins.items():
+        entry = doc["entries"].get(key)
+        if entry and (one := noise_of(doc, key, margin, Current(environment=environment, workload=entry["workload"]), rule)):
             found.append(one)
     return sorted(found, key=lambda n: n.key)

@@ -183,20 +183,20 @@ def _judge_runs(
 def judge_paired(
     old: Sequence[Any], new: Sequence[Any], *, better: str, margin: float = PAIRED.margin, at_least: float | None = None,
     rule: Rule = PAIRED, unit: str = "", samples: Sequence[int] = (), quantile: float | None = None, limit: Limit | None = None,
-    floor: float = 0.0, final: bool = False,
+    old_limit: Limit | None = None, floor: float = 0.0, final: bool = False,
 ) -> Verdict:  # fmt: skip
     """The verdict on two arms measured in turns (A B, B A, ...): one value of each a round, in the order of the rounds, in one unit.
 
     A round's log ratio is one observation; `samples` are the requests of the windows of both. With `at_least` the claim is no margin
-    but a gain: the new arm is so many times as good as the old one. Otherwise as `judge`.
+    but a gain: the new arm is so many times as good as the old one. Each arm has its own physical bound. Otherwise as `judge`.
     """
     if problem := _bad_question(better, 0.5 if at_least else margin):
         return _invalid(problem, None)
     margin = 0.0 if at_least else margin
     rounds = f"{len(old)} runs of the old arm and {len(new)} of the new: rounds are not complete"
     problem = rounds if len(old) != len(new) else "" if new else "nothing was measured: the metric is missing from every run"
-    for values, whose in ((new, "a value of the new arm"), (old, "a value of the old arm")):
-        problem = problem or _bad_values(values, whose) or _beyond(limit, values, whose, unit)
+    for values, whose, bound in ((new, "a value of the new arm", limit), (old, "a value of the old arm", old_limit)):
+        problem = problem or _bad_values(values, whose) or _beyond(bound, values, whose, unit)
     if problem:
         return _invalid(problem, margin)
     if verdict := too_few_samples(Base(), samples, quantile=quantile, margin=margin, rule=rule, runs=new):

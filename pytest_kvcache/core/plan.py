@@ -58,7 +58,10 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """What is measured as one. `together`: the servers of its two arms live side by side, and short windows alternate between them."""
+    """What is measured as one. `together`: the servers of its two arms live side by side, and short windows alternate between them.
+
+    Only closed loops, and arms that are compared with nothing but each other.
+    """
 
     id: str
     framework: str
@@ -152,8 +155,11 @@ def _terms(g: GateSpec) -> str:
 
 
 def _block(name: str, head: Wanted, tasks: dict[Scenario, dict[str, GateSpec]], side_by_side: bool) -> Block:
-    arms, paired = head.scenario.arms, any(g.against for gates in tasks.values() for g in gates.values())
-    together = side_by_side and paired and len(arms) == 2
+    arms, gates = head.scenario.arms, [g for found in tasks.values() for g in found.values()]
+    # Only where nothing else is asked of them: a number for a baseline must be measured in the same way in every session, and the
+    # bursts of an open loop would never build up its queue.
+    alike = all(g.against for g in gates) and all(isinstance(s, ClosedLoop) for s in tasks)
+    together = side_by_side and alike and len(arms) == 2
     return Block(
         id=name, framework=head.framework, model=head.model, together=together,
         # Half of what would fit: a large pool takes seconds to touch at every start, and all of memory must not be taken.

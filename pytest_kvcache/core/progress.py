@@ -34,11 +34,11 @@ from .windows import rounds_of, runs_of, values_of
 
 
 def measurement(trace: Trace, problem: str | None) -> dict[str, Any]:
-    """A trace in figures; `problem` says why it does not count. `turns`: the figures of each of the windows it was made of."""
+    """A trace in figures; `problem` says why it does not count. `windows`: the figures of each of the windows it was made of."""
     from .window import facts, window_of  # numpy: only once something has been measured
 
     window, turns = window_of(trace), [measure(w) for w in windows_of(trace)]
-    return ({"turns": {name: [t.get(name) for t in turns] for name in sorted(set().union(*turns))}} if turns else {}) | {
+    return ({"windows": {name: [t.get(name) for t in turns] for name in sorted(set().union(*turns))}} if turns else {}) | {
         "scenario": trace.scenario, "arm": trace.arm, "run": trace.run, "valid": problem is None, "invalid": problem,
         "metrics": measure(trace, window), "requests": len(trace.records), "failed": sum(r.outcome != OK for r in trace.records),
         "load": trace.load | facts(trace, window), "canary": None,
@@ -138,12 +138,16 @@ def _settled(gate: GateSpec, progress: Progress, orders: Orders, *, final: bool)
 def _paired(gate: GateSpec, progress: Progress, orders: Orders, *, final: bool) -> Verdict | None:
     """As `settle`, of a gate on two arms that are measured in turns: a round has one value of each."""
     rounds, rule = progress.rounds(gate), dataclasses.replace(PAIRED, full_floors=orders.rule.full_floors)
-    if lacking := [m["run"] for pair in rounds for m in pair if gate.metric not in m["metrics"]]:
-        return Verdict(verdict=INVALID, reason=f"{gate.metric} is missing from run {lacking[0]}", margin=gate.margin)
-    smoke = orders.needs[gate.key] == "report"
-    for n in () if smoke else [n for n in rule.looks if n <= len(rounds)]:
+    whole = next((i for i, pair in enumerate(rounds) if any(gate.metric not in m["metrics"] for m in pair)), len(rounds))
+    smoke, asked = orders.needs[gate.key] == "report", _task(gate, progress).scenario.n_requests
+    few = too_few_samples(Base(), (asked,), quantile=quantile_of(gate.metric), margin=gate.margin, rule=rule)
+    if few and not smoke:  # what no round would change, before the first
+        return few
+    for n in () if smoke else [n for n in rule.looks if n <= whole]:
         if (found := _judged_pairs(gate, progress, rounds[:n], rule, final=False)).settled or n == rule.looks[-1]:
             return found
+    if whole < len(rounds):
+        return Verdict(verdict=INVALID, reason=f"{gate.metric} is missing from run {rounds[whole][0]['run']}", margin=gate.margin)
     if smoke and rounds:
         return _reported_pair(gate, *rounds[0], rule)
     for arm in (gate.arm, gate.against):
@@ -163,8 +167,8 @@ def _judged_pairs(
     metric, (old, new) = find_metric(gate.metric), values_of(rounds, gate.metric)
     return judge_paired(
         old, new, better=metric.better, margin=gate.margin, at_least=gate.at_least, rule=rule, unit=metric.unit,
-        samples=[m["requests"] for pair in rounds for m in pair], quantile=quantile_of(gate.metric), limit=_limit(gate, progress),
-        floor=gate.floor, final=final,
+        samples=[m["requests"] for pair in rounds for m in pair], quantile=quantile_of(gate.metric), floor=gate.floor, final=final,
+        limit=_limit(gate, progress, gate.arm), old_limit=_limit(gate, progress, gate.against),
     )  # fmt: skip
 
 
@@ -189,7 +193,7 @@ def _judged(gate: GateSpec, progress: Progress, orders: Orders, runs: list[dict[
             return Verdict(verdict=INCONCLUSIVE, reason=reason, margin=gate.margin, more_runs=orders.rule.looks[0])
     return judge(
         base, [m["metrics"][gate.metric] for m in runs], better=metric.better, margin=gate.margin, rule=orders.rule, unit=metric.unit,
-        definition=metric.definition, samples=[m["requests"] for m in runs], quantile=quantile, limit=_limit(gate, progress),
+        definition=metric.definition, samples=[m["requests"] for m in runs], quantile=quantile, limit=_limit(gate, progress, gate.arm),
         floor=gate.floor, final=final, canary_ms=_comparable(runs),
     )  # fmt: skip
 
@@ -198,9 +202,9 @@ def _task(gate: GateSpec, progress: Progress) -> Task:
     return next(t for t in progress.block.tasks if str(t.scenario) == gate.scenario)
 
 
-def _limit(gate: GateSpec, progress: Progress) -> Limit | None:
-    """What the device cannot exceed, where it and the model are in the catalogues."""
-    arm = next(a for a in progress.block.arms if a.name == gate.arm)
+def _limit(gate: GateSpec, progress: Progress, name: str) -> Limit | None:
+    """What the device cannot exceed with an arm, where it and the model are in the catalogues."""
+    arm = next(a for a in progress.block.arms if a.name == name)
     return limit_of(gate.metric, _task(gate, progress).scenario, arm, find_model(progress.block.model), progress.environment)
 
 

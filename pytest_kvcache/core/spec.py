@@ -29,6 +29,7 @@ def json_hash(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+OTHER = "other"  # `Arm.build` of the build that `--kv-ab` names, and the ending of its arms' names
 PLANNED = ("build", "memory_share")  # fields of an arm that only the plan sets
 
 
@@ -50,6 +51,8 @@ class Arm:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_.-]+", self.name):
             raise SpecError(f"Arm: name={self.name!r} may hold letters, digits, '_', '.' and '-' only; it is part of every key")
+        if self.name.endswith(f".{OTHER}") != (self.build == OTHER):
+            raise SpecError(f"Arm: name={self.name!r}: the ending .{OTHER} is that of the other build of --kv-ab")
 
     def asked(self) -> dict[str, Any]:
         """What this arm itself asks of the server; part of the identity of every number measured on it."""
@@ -57,8 +60,6 @@ class Arm:
 
 
 BASE = (Arm(),)
-OTHER = "other"
-"""`Arm.build` of the build that `--kv-ab` names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,7 +254,10 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Everything an adapter needs to write a command line. `python` is the interpreter that has the framework."""
+    """Everything an adapter needs to write a command line. `python` is the interpreter that has the framework.
+
+    `arm.memory_share` below 1 says that another server will live beside this one: take no more of the memory than that share.
+    """
 
     python: str
     model: str

@@ -94,7 +94,7 @@ def session_sd(sessions: Sequence[Sequence[float]], prior: float) -> float:
 
 
 def stored(base_sessions: Sequence[Sequence[float]], session_prior: float) -> Stored:
-    """A baseline of sessions; `session_prior` is the prior sd of a session's own shift, 0 where both sides were interleaved."""
+    """A baseline of sessions; `session_prior` is the prior sd of a session's own shift, 0 for none."""
     means = [math.fsum(s) / len(s) for s in base_sessions]
     runs, sessions = sum(map(len, base_sessions)), len(means)
     df = runs - sessions

@@ -71,9 +71,12 @@ def _load(seen: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         told[name] = _mean([s.get(name) for s in seen], walls)
     if "foreign" in told:
         told["foreign"] = _foreign(seen, walls)
+    # What one window does not tell is not known of the whole: a metrics page that timed out once, say.
+    for name in [n for n in ("client", "server_tokens", "counters") if not all(s.get(n) for s in seen)]:
+        told.pop(name, None)
     if "client" in told:
         told["client"] = _client([s["client"] for s in seen])
-    if told.get("server_tokens"):
+    if "server_tokens" in told:
         told["server_tokens"] = {k: _total([s["server_tokens"].get(k) for s in seen]) for k in told["server_tokens"]}
     if "counters" in told:
         told["counters"] = [seen[0]["counters"][0], seen[-1]["counters"][1]]

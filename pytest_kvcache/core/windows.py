@@ -45,7 +45,7 @@ def values_of(rounds: Sequence[tuple[Row, Row]], metric: str) -> tuple[list[floa
 
 
 def _pair(one: Row, other: Row, metric: str) -> tuple[float, float]:
-    first, second = (m.get("turns", {}).get(metric, ()) for m in (one, other))
+    first, second = (m.get("windows", {}).get(metric, ()) for m in (one, other))
     if (quantile_of(metric) or 0.5) > 0.5 or not first or len(first) != len(second) or None in (*first, *second):
         return one["metrics"][metric], other["metrics"][metric]
     ratios = sorted(math.log(b / a) for a, b in zip(first, second, strict=True))

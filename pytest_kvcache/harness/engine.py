@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.record import Trace
-from ..core.spec import Arm, Framework, Gpu, Launch, Model, Scenario, UserError, json_hash
+from ..core.spec import Arm, ClosedLoop, Framework, Gpu, Launch, Model, Scenario, UserError, json_hash
 from ..core.validity import Spoiled, load_problem
 from ..core.workload import make_requests, single_token_words, workload_hash
 from . import weights
@@ -72,7 +72,11 @@ def check_installed(spec: EngineSpec, named_by: str = "") -> None:
     split_port(spec.serve_args)
     if spec.command:
         return
-    if missing := weights.missing_modules(spec.python, spec.framework.needs):
+    try:
+        missing = weights.missing_modules(spec.python, spec.framework.needs)
+    except UserError as e:
+        raise UserError(f"{named_by}={e}" if named_by else str(e)) from e
+    if missing:
         where = f"{spec.framework.name}: {spec.python} has no {', '.join(missing)}"
         other = f"name another in {named_by}" if named_by else f"name its interpreter in the ini option kv_python_{spec.framework.name}"
         raise UserError(f"{where}; {spec.framework.cure}, or {other}")
@@ -88,6 +92,8 @@ class EngineRunner:
 
     def launch(self, arm: Arm) -> Launch:
         port, serve_args = split_port(self.spec.serve_args)
+        if arm.memory_share < 1:  # another server lives beside it, and one port is for one
+            port = 0
         return Launch(
             python=self.spec.python_of(arm), command=self.spec.command, model=self.weights.serve, port=port,
             device=self.spec.gpu.kind, arm=arm, serve_args=serve_args,
@@ -135,6 +141,7 @@ class EngineRunner:
 
     def in_turns(self, servers: Sequence[RunningEngine], scenario: Scenario) -> list[Trace]:
         """One scenario on servers that live side by side, see `harness.turns`."""
+        assert isinstance(scenario, ClosedLoop)  # as the plan sees to
         return in_turns(servers, scenario)
 
     def workload(self, scenario: Scenario) -> str:

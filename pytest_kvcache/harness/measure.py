@@ -16,8 +16,8 @@ from ..core.spec import Arm, Scenario, UserError
 from ..core.validity import Spoiled, trace_problem
 
 ATTEMPTS = 2  # a window that the machine spoiled is measured once more, on another fresh start
-Problem = tuple[str, str, bool]
-"""An arm, what was wrong with a window of it, and whether the machine is to blame."""
+Problem = tuple[str, bool]
+"""What was wrong with a window, and whether the machine is to blame."""
 
 
 class Running(Protocol):
@@ -120,13 +120,13 @@ class BlockMeter:
                     self.progress.note_resolved(arm.name, getattr(server, "resolved", {}))
                 problems = self._scenarios(servers, run, tasks)
         except Spoiled as e:  # before anything was measured
-            problems = dict.fromkeys(tasks, (arms[0].name, str(e), True))
+            problems = dict.fromkeys(tasks, (str(e), True))
         self._note_canary(before, self.progress.measurements[first:])
         share = (time.monotonic() - began) / len(tasks)
         for task in tasks:
             name = str(task.scenario)
             self.progress.spent_s[name] = round(self.progress.spent_s.get(name, 0.0) + share, 3)
-        return self._again(attempt, problems)
+        return self._again(arms, attempt, problems)
 
     def _scenarios(self, servers: Sequence[tuple[Arm, Running]], run: int, tasks: list[Task]) -> dict[Task, Problem]:
         """The tasks that have a problem. A window cut short or a lost server ends the start: what is left is for a fresh one."""
@@ -134,7 +134,7 @@ class BlockMeter:
         lost = ""
         for task in tasks:
             if lost:
-                problems[task] = (servers[0][0].name, lost, True)
+                problems[task] = (lost, True)
                 continue
             problem, lost = self._one_scenario(servers, run, task.scenario)
             if problem:
@@ -152,13 +152,14 @@ class BlockMeter:
                 traces = self.runner.in_turns([server for _, server in servers], scenario)
         except Spoiled as e:
             self._keep(arm, run, Trace(**_nothing(scenario, arm, run), load=e.seen), (str(e), True))
-            return (arm.name, str(e), True), str(e)
+            return (str(e), True), str(e)
         except UserError as e:
-            return (arm.name, str(e), False), f"the server was lost before this scenario: {e}"
-        worst = next(((t.arm, *problem) for t in traces if (problem := trace_problem(t))), None)
-        for (one, _), trace in zip(servers, traces, strict=True):
-            if worst and trace.arm != worst[0]:
-                trace.load["beside"] = worst[1]
+            return (str(e), False), f"the server was lost before this scenario: {e}"
+        problems = [trace_problem(t) for t in traces]
+        worst = next((p for p in problems if p), None)
+        for (one, _), trace, problem in zip(servers, traces, problems, strict=True):
+            if worst and not problem:
+                trace.load["beside"] = worst[0]
             self._keep(one, run, trace, trace_problem(trace))
         return worst, ""
 
@@ -173,15 +174,15 @@ class BlockMeter:
             row["canary"] = found
         self.save(self.progress.plain())
 
-    def _again(self, attempt: int, problems: Mapping[Task, Problem]) -> list[Task]:
-        """Tasks to measure once more: spoiled by the machine, first attempt. Every other problem breaks the scenario."""
+    def _again(self, arms: Sequence[Arm], attempt: int, problems: Mapping[Task, Problem]) -> list[Task]:
+        """Tasks to measure once more: spoiled by the machine, first attempt. Every other problem breaks the scenario of these arms."""
         again = []
-        for task, (arm, problem, by_machine) in problems.items():
+        for task, (problem, by_machine) in problems.items():
             if by_machine and attempt < ATTEMPTS:
                 self.say(f"  {task.scenario} does not count and is measured once more: {problem}")
                 again.append(task)
             else:
-                self.progress.broken[str(task.scenario), arm] = problem
+                self.progress.broken |= {(str(task.scenario), arm.name): problem for arm in arms}
         return again
 
     def _keep(self, arm: Arm, run: int, trace: Trace, problem: tuple[str, bool] | None) -> None:

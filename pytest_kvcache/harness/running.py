@@ -54,20 +54,19 @@ class RunningEngine:
 
         Measured again on one server, it sends others of the same shape, which no prefix cache knows yet.
         """
-        with self.prepared(scenario, []) as window:
+        with self.prepared(scenario) as window:
             return window("measured", scenario.n_requests)
 
     @contextmanager
-    def prepared(self, scenario: Scenario, own: list[Pids]) -> Iterator[Measure]:
+    def prepared(self, scenario: Scenario) -> Iterator[Measure]:
         """The server warmed up and its client calibrated: a function that measures so many requests of a named part.
 
-        `own` gathers whose processes are no foreign load: those of every server and client that live side by side.
+        Another server that lives beside it is foreign load: it is to be idle in this one's turn.
         """
         self.times[str(scenario)] += 1
         with ExitStack() as stack:
             workers = stack.enter_context(Workers())
-            own.append(lambda: self.server.pids() | workers.pids())
-            glances = stack.enter_context(_Glances(lambda: set().union(*(pids() for pids in own)), self.server.failure))
+            glances = stack.enter_context(_Glances(lambda: self.server.pids() | workers.pids(), self.server.failure))
             drive = _Drive(workers, Target(base_url=self.server.base_url, endpoint=self.framework.endpoint), glances)
             with self._explained():
                 needs = workers.replay()
@@ -157,7 +156,7 @@ class _Glances:
         self._watch.__exit__(kind, error, at)
 
     def again(self) -> None:
-        """Look from now on: what was before, in the turn of another server, say, is no matter."""
+        """Look from now on: what was before, in another server's turn, is no matter."""
         self._watch.__exit__(None, None, None)
         self._watch, self._problems = LoadWatch(own=self.own).__enter__(), 0
 

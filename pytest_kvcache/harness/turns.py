@@ -11,33 +11,27 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from ..core.record import Trace
-from ..core.spec import ClosedLoop, OpenLoop, Scenario
+from ..core.spec import ClosedLoop
 from ..core.stitched import stitched
-from .running import Pids, RunningEngine
+from .running import RunningEngine
 
 LEAST_TURNS = 8  # windows of each server in a round
-WINDOW_S = 2.0  # of an open loop
 LEAST_REQUESTS = 2  # of a window
 
 
-def parts(scenario: Scenario) -> tuple[int, int]:
-    """How many windows each server has in a round, an even number, and how many requests a window."""
-    if isinstance(scenario, ClosedLoop):
-        size = max(LEAST_REQUESTS, scenario.concurrency)
-    else:
-        assert isinstance(scenario, OpenLoop)
-        size = max(LEAST_REQUESTS, math.ceil(WINDOW_S * scenario.rate))
+def parts(scenario: ClosedLoop) -> tuple[int, int]:
+    """How many windows each server has in a round, an even number, and how many requests a window: each stream sends one."""
+    size = max(LEAST_REQUESTS, scenario.concurrency)
     turns = max(LEAST_TURNS, math.ceil(scenario.n_requests / size))
     return turns + turns % 2, size
 
 
-def in_turns(servers: Sequence[RunningEngine], scenario: Scenario) -> list[Trace]:
+def in_turns(servers: Sequence[RunningEngine], scenario: ClosedLoop) -> list[Trace]:
     """A trace of each server; every window has requests of its own, the same on all servers. UserError and Spoiled as `measure`."""
     turns, size = parts(scenario)
     windows: list[list[Trace]] = [[] for _ in servers]
     with ExitStack() as stack:
-        own: list[Pids] = []
-        ready = [stack.enter_context(s.prepared(scenario, own)) for s in servers]
+        ready = [stack.enter_context(s.prepared(scenario)) for s in servers]
         for turn in range(turns):
             places = range(len(servers)) if turn % 2 == 0 else reversed(range(len(servers)))
             for i in places:

@@ -45,13 +45,16 @@ def run_python(python: str, source: str, *args: str, timeout_s: float = 600) -> 
     return done.stdout
 
 
-_MISSING = "import importlib.util as u, sys; print(*[m for m in sys.argv[1:] if u.find_spec(m) is None])"
+_MISSING = "import importlib.util as u, sys; print('missing:', *[m for m in sys.argv[1:] if u.find_spec(m) is None])"
 
 
 @functools.cache
 def missing_modules(python: str, needs: tuple[str, ...]) -> tuple[str, ...]:
     """Which modules the interpreter lacks; imports none of them."""
-    return tuple(run_python(python, _MISSING, *needs, timeout_s=60).split())
+    told, answer, missing = run_python(python, _MISSING, *needs, timeout_s=60).rpartition("missing:")
+    if not answer:
+        raise UserError(f"{python}: does not answer as a Python interpreter does ({told[:60]!r})")
+    return tuple(missing.split())
 
 
 _PACKAGED = """

@@ -19,7 +19,7 @@ DOT = " \N{MIDDLE DOT} "
 
 def gate_view(v: Plain, index: int, *, error: str | None, several: bool) -> Plain:
     """`error` is why the gate's block could not be measured; `several` whether its block must be named."""
-    unit, place = v["unit"], DOT.join((v["scenario"], v["arm"]))
+    unit, place = v["unit"], DOT.join((v["scenario"], v["arm"] + (f" vs {beside(v)}" if beside(v) else "")))
     gate: Plain = {
         "raw": v, "kind": label(v), "failed": v["outcome"] == "failed", "metric": v["metric"], "place": place,
         "where": DOT.join((v["family"], place, *([v["block"]] if several else []))), "unit": unit,

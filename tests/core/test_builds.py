@@ -1,10 +1,12 @@
 """What differs between two builds, and the plan that measures them in turns."""
 
+import dataclasses
+
 import pytest
 
 from pytest_kvcache.core.builds import changes, distributions
 from pytest_kvcache.core.plan import Wanted, block_id, gate_specs, make_plan, on_two_builds
-from pytest_kvcache.core.spec import BASE, OTHER, Arm, ClosedLoop, Gate, SpecError
+from pytest_kvcache.core.spec import BASE, OTHER, Arm, ClosedLoop, Gate, OpenLoop, SpecError
 
 OLD = {"python": "3.11.7", "distributions": {"torch": "2.12.0", "gone": "1", "transformers": "5.23.0", "same": "1"}}
 NEW = {"python": "3.12.1", "distributions": {"torch": "2.13.0", "come": "2@abc", "transformers": "5.24.0", "same": "1"}}
@@ -59,12 +61,17 @@ def test_servers_live_side_by_side_only_where_two_arms_are_compared_and_the_devi
     assert (block.together, {a.memory_share for a in block.arms}) == (False, {1.0})
     many = want(Gate("output_tok_s", arm="a", against="b"), arms=tuple(four))
     assert not make_plan([many], 0.15, side_by_side=True)[0].together
+    beside = want(Gate("output_tok_s", arm="a", against="b"), Gate("req_s"), arms=(Arm(name="a"), Arm(name="b")))
+    assert not make_plan([beside], 0.15, side_by_side=True)[0].together, "a baseline's number is measured alike in every session"
+    scenario = OpenLoop(isl=8, osl=4, rate=4, arms=(Arm(name="a"), Arm(name="b")))
+    queue = dataclasses.replace(pair, scenario=scenario)
+    assert not make_plan([queue], 0.15, side_by_side=True)[0].together, "bursts build up no queue"
     alone = want(Gate("output_tok_s"), arms=(Arm(name="a"), Arm(name="b")))
     assert not make_plan([alone], 0.15, side_by_side=True)[0].together
 
 
 def test_what_the_plan_sets_of_an_arm_is_not_what_the_arm_asks_for():
-    assert Arm(build=OTHER, memory_share=0.25).asked() == {}
+    assert Arm(name=f"base.{OTHER}", build=OTHER, memory_share=0.25).asked() == {}
 
 
 def test_a_gate_of_one_arm_is_no_gate_of_the_others():
@@ -89,3 +96,8 @@ def test_two_tests_that_claim_different_gains_are_refused():
     asked = [want(Gate("output_tok_s", arm="b", against="a", at_least=g), arms=arms) for g in (1.1, 1.2)]
     with pytest.raises(SpecError, match=r"two tests claim it, one with at_least=1.1, one with at_least=1.2"):
         make_plan(asked, 0.05)
+
+
+def test_no_arm_of_a_test_is_named_as_the_other_build_is():
+    with pytest.raises(SpecError, match="that of the other build of --kv-ab"):
+        Arm(name="a.other")

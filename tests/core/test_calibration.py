@@ -41,7 +41,7 @@ def drawn(seed, sessions, runs, *, restart=0.02, shift=0.0):
 
 def test_the_spread_of_restarts_and_of_sessions_is_found():
     rule = rule_for("cpu", "ci")
-    found = [noise_of(document(drawn(s, 9, 5, restart=0.05, shift=0.10)), GATE, NOW, rule) for s in range(40)]
+    found = [noise_of(document(drawn(s, 9, 5, restart=0.05, shift=0.10)), GATE.key, 0.15, NOW, rule) for s in range(40)]
     assert math.isclose(sum(n.restart_sd for n in found) / 40, 0.05, rel_tol=0.05)
     # Shrunk by 8 of 16 degrees of freedom towards 2 %: sqrt((0.02^2 + 0.10^2) / 2).
     assert math.isclose(sum(n.session_sd for n in found) / 40, 0.072, rel_tol=0.1)
@@ -79,9 +79,9 @@ def test_one_session_tells_nothing_of_sessions():
     rule = rule_for("cpu", "ci")
     base = stored.lookup(document(drawn(1, 1, 5)), GATE.key, METRIC, NOW)
     assert session_sd(base, "lower", rule) == 0.0
-    assert noise_of(document(drawn(1, 1, 5)), GATE, NOW, rule).session_sd == rule.session_prior
-    assert noise_of(document([]), GATE, NOW, rule) is None
-    assert noise_of(document([[1.0]]), GATE, NOW, rule) is None
+    assert noise_of(document(drawn(1, 1, 5)), GATE.key, 0.15, NOW, rule).session_sd == rule.session_prior
+    assert noise_of(document([]), GATE.key, 0.15, NOW, rule) is None
+    assert noise_of(document([[1.0]]), GATE.key, 0.15, NOW, rule) is None
 
 
 def test_a_gate_takes_the_spread_that_was_calibrated_and_a_stored_run_keeps_it():
@@ -102,4 +102,4 @@ def test_the_noise_of_something_else_is_not_taken():
     for session in noise["sessions"].values():
         session["environment"] = {**ENVIRONMENT, "identity": {"gpu": "Other CPU"}}
     assert gather(doc, GATE, NOW, rule, noise=noise).base.session_sd == 0.0
-    assert of_gates(noise, [GATE], ENVIRONMENT, rule) == []
+    assert of_gates(noise, {GATE.key: 0.15}, ENVIRONMENT, rule) == []

@@ -181,3 +181,11 @@ def test_a_change_below_the_floor_is_no_loss_between_arms_either():
     assert judged(pairs).verdict == REGRESSION
     assert judged(pairs, floor=0.2).verdict == PASS
     assert judged(pairs, "higher", floor=5.0).verdict == INVALID
+
+
+def test_each_arm_has_its_own_physical_bound():
+    fast, slow = Limit(value=2.0, at_most=False, reason="fp8"), Limit(value=4.0, at_most=False, reason="fp16")
+    pairs = [(4.5, 2.5)] * 4
+    assert judged(pairs, limit=fast, old_limit=slow).verdict == IMPROVEMENT
+    assert "a value of the new arm is beyond" in judged(pairs, limit=slow, old_limit=fast).reason
+    assert "a value of the old arm is beyond" in judged([(2.5, 2.5)] * 4, limit=fast, old_limit=slow).reason

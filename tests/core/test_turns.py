@@ -83,7 +83,7 @@ def test_an_idle_partner_that_does_not_count_takes_the_other_with_it():
 
 def row(run, arm="new", valid=True, value=1.0, turns=None):
     found = {"scenario": "s", "arm": arm, "run": run, "valid": valid, "metrics": {"tpot_ms.p50": value, "ttft_ms.p99": value}}
-    return found | ({"turns": {"tpot_ms.p50": turns, "ttft_ms.p99": turns}} if turns else {})
+    return found | ({"windows": {"tpot_ms.p50": turns, "ttft_ms.p99": turns}} if turns else {})
 
 
 def test_the_last_that_counts_stands_for_its_run_and_a_round_needs_both():
@@ -152,9 +152,9 @@ def test_on_a_machine_of_two_speeds_the_windows_see_what_the_whole_does_not():
 
 def test_a_measurement_in_turns_has_the_figures_of_each_window():
     found = measurement(stitched(windows()), None)
-    assert {len(v) for v in found["turns"].values()} == {TURNS}
-    assert set(found["turns"]) <= set(found["metrics"])
-    assert "turns" not in measurement(trace(1), None)
+    assert {len(v) for v in found["windows"].values()} == {TURNS}
+    assert set(found["windows"]) <= set(found["metrics"])
+    assert "windows" not in measurement(trace(1), None)
 
 
 @pytest.mark.parametrize("turns", [1, 3])

@@ -227,7 +227,7 @@ def test_two_builds_in_turns_side_by_side(project):
     assert "no distribution differs" in result.out
     assert set(result.verdicts.values()) == {"inconclusive"}, result.out
     (block,) = result.run["blocks"].values()
-    assert [(m["arm"], m["valid"], len(m["turns"]["tpot_ms.p50"])) for m in block["measurements"]] == [
+    assert [(m["arm"], m["valid"], len(m["windows"]["tpot_ms.p50"])) for m in block["measurements"]] == [
         ("base", True, 8), ("base.other", True, 8),
     ]  # fmt: skip
     assert all(m["requests"] == 8 * 2 and not m["failed"] for m in block["measurements"])

@@ -123,6 +123,7 @@ def test_what_cannot_be_meant_is_one_line(kv_project, args, words):
 def test_an_interpreter_without_the_framework_is_told_with_its_option(kv_project):
     found = kv_project.run("--kv-ab=/bin/true", "-o", f"kv_python_transformers={sys.executable}", runner=False)
     assert found.code == 4
+    assert "--kv-ab=/bin/true: does not answer as a Python interpreter does" in found.out
     assert "Traceback" not in found.out
 
 
@@ -136,6 +137,26 @@ def test_smoke_reports_one_round_and_a_budget_judges_on_those_made(kv_project):
     short = kv_project.run(OTHER, "-k", "fixed and c2", "--kv-budget=1s", sleep=0.6)
     assert set(short.verdicts.values()) == {"inconclusive"}
     assert "the least" in short.out
+
+
+@pytest.mark.parametrize("together", WAYS)
+@pytest.mark.parametrize(("told", "words"), [({"failed": 2}, "requests failed"), ({"broken": ["isl64-osl16-c2"]}, "the warm-up of")])
+def test_one_build_that_fails_ends_the_comparison_at_once(kv_project, together, told, words):
+    found = kv_project.run(OTHER, "-k", "fixed and c2", together=together, **told)
+    assert found.code == 1
+    assert set(found.verdicts.values()) == {"invalid"}
+    assert words in found.out
+    assert len(found.starts) <= 2
+    again = kv_project.run("--kv-replay=report1", runner=False)
+    assert figures(again.run) == figures(found.run)
+
+
+def test_a_run_of_two_builds_judged_against_other_baselines_still_says_what_differs(kv_project):
+    kv_project.run(OTHER, "-k", "fixed and c2", arm_slow={"base": 1.2}, version="2.0", other_version="1.9")
+    (kv_project.folder / "some").mkdir()
+    again = kv_project.run("--kv-replay=report1", "--kv-baselines=some", runner=False)
+    assert set(again.verdicts.values()) == {"regression"}
+    assert "dist:engine: 1.9 -> 2.0" in again.out
 
 
 def test_workers_of_xdist_agree(kv_project):
