@@ -1,10 +1,14 @@
 """--kv-ab: two builds of an engine in turns. Gates between arms of one test are judged alike."""
 
 import json
+import re
 import sys
 
 import pytest
 
+from pytest_kvcache.core.gpus import find_gpu
+from pytest_kvcache.core.spec import Framework, Model, UserError
+from pytest_kvcache.harness.engine import EngineSpec, check_installed
 from pytest_kvcache.replay import FIGURES
 
 OTHER = f"--kv-ab={sys.executable}"
@@ -120,11 +124,15 @@ def test_what_cannot_be_meant_is_one_line(kv_project, args, words):
     assert "Traceback" not in found.out
 
 
-def test_an_interpreter_without_the_framework_is_told_with_its_option(kv_project):
-    found = kv_project.run("--kv-ab=/bin/true", "-o", f"kv_python_transformers={sys.executable}", runner=False)
-    assert found.code == 4
-    assert "--kv-ab=/bin/true: does not answer as a Python interpreter does" in found.out
-    assert "Traceback" not in found.out
+@pytest.mark.parametrize(("python", "words"), [
+    ("/bin/true", "--kv-ab=/bin/true: does not answer as a Python interpreter does"),
+    (sys.executable, "has no no_such_module; install it, or name another in --kv-ab"),
+])  # fmt: skip
+def test_an_interpreter_that_cannot_serve_is_told_with_its_option(python, words):
+    framework = Framework(name="f", argv=lambda launch: [], body=lambda *a: {}, needs=("no_such_module",), cure="install it")
+    spec = EngineSpec(framework=framework, model=Model(key="m"), gpu=find_gpu("cpu"), python=python)
+    with pytest.raises(UserError, match=re.escape(words)):
+        check_installed(spec, "--kv-ab")
 
 
 def test_smoke_reports_one_round_and_a_budget_judges_on_those_made(kv_project):
@@ -147,7 +155,7 @@ def test_one_build_that_fails_ends_the_comparison_at_once(kv_project, together, 
     assert set(found.verdicts.values()) == {"invalid"}
     assert words in found.out
     assert len(found.starts) <= 2
-    again = kv_project.run("--kv-replay=report1", runner=False)
+    again = kv_project.run("--kv-replay=report1", "-k", "fixed and c2", runner=False)
     assert figures(again.run) == figures(found.run)
 
 
