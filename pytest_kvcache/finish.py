@@ -18,6 +18,7 @@ from typing import Any
 from .core import stale
 from .core.calibration import Noise
 from .core.gate import INVALID, false_alarms
+from .core.lint import unclaimed
 from .core.masking import masked
 from .core.record import TRACE_NAMES
 from .core.spec import UserError
@@ -50,7 +51,7 @@ def finish(
         notes += [("invalid", problem)] if problem else [("", line) for line in terminal.noise_lines(known)]
     if session.settings.replay:
         notes += _as_stored(session, verdicts)
-    notes += _outgrown(session, blocks, rows, cache)
+    notes += _outgrown(session, blocks, rows, cache) + _orphans(session, blocks)
     failed = any(colour == "invalid" for colour, _ in notes)
     replay = session.settings.replay
     interrupted = interrupted or (session.stored_run.document["interrupted"] if replay else None)
@@ -154,6 +155,23 @@ def _outgrown(session: KvSession, blocks: Sequence[Mapping[str, Any]], rows: Row
             rows[where]["remarks"].append(words)
             old += 1
     return [("inconclusive", f"{old} gate(s) have a stale baseline; to store the better level: {rerecord(session)}")] if old else []
+
+
+def _orphans(session: KvSession, blocks: Sequence[Mapping[str, Any]]) -> list[Note]:
+    """Stored numbers that no test of a whole session claims any more: what they guarded is guarded no longer.
+
+    Only the profiles that hold every scenario can tell, and only when all tests were asked for.
+    """
+    s, notes = session.settings, list[Note]()
+    if s.some or s.replay or s.ab or s.calibrate or s.record or s.profile not in ("full", "acceptance"):
+        return []
+    for framework, model in sorted({tuple(b["id"].split("/", 2)[:2]) for b in blocks}):
+        claimed = [key for b in blocks if b["id"].startswith(f"{framework}/{model}/") for key in b["verdicts"]]
+        if gone := unclaimed(session.document(framework, model)["entries"], claimed):
+            more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
+            words = f"no test claims {gone[0]}{more} any more, stored for {framework}/{model}: renamed, or gone"
+            notes.append(("inconclusive", words))
+    return notes
 
 
 def record(session: KvSession, blocks: list[dict[str, Any]], rows: Rows, plugin: str) -> list[Note]:

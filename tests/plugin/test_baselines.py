@@ -298,3 +298,12 @@ def test_a_damaged_count_is_no_count(recorded):
     count_file(recorded).write_text('{"cpu')
     assert STALE not in better(recorded).out
     assert counts(recorded) == [1, 1]
+
+
+def test_a_stored_number_that_no_test_claims_any_more_is_told_where_all_tests_were_asked_for(recorded):
+    suite = recorded.folder / "test_fixed.py"
+    suite.write_text(suite.read_text().replace("(1, 2, 4)", "(1, 2)"))
+    words = "no test claims fixed_length/isl64-osl16-c4/base/output_tok_s and 1 more any more, stored for transformers/smollm2-135m"
+    assert words in recorded.run("--kv-profile=full").out
+    assert "no test claims" not in recorded.run("--kv-profile=full", "-k", "fixed").out
+    assert "no test claims" not in recorded.run().out
