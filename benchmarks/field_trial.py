@@ -28,13 +28,13 @@ import pytest
 from pytest_kvcache import ClosedLoop, Gate
 
 @pytest.mark.kv_gates({gates})
-@pytest.mark.parametrize("kv_scenario", [ClosedLoop(isl=128, osl=32, concurrency=4)], ids=str)
+@pytest.mark.parametrize("kv_scenario", [{scenario}], ids=str)
 def test_trial(kv_result, kv_gate):
     kv_gate(kv_result)
 """
 METRICS = ("output_tok_s", "tpot_ms.p50", "ttft_ms.p50")
-AGAINST_BASELINE = ", ".join(f'Gate("{m}", margin=0.10)' for m in METRICS)
-BETWEEN_BUILDS = ", ".join(f'"{m}"' for m in METRICS[:2])
+AGAINST_BASELINE = (", ".join(f'Gate("{m}", margin=0.10)' for m in METRICS), "ClosedLoop(isl=128, osl=32, concurrency=4)")
+BETWEEN_BUILDS = (", ".join(f'"{m}"' for m in METRICS[:2]), "ClosedLoop(isl=64, osl=24, concurrency=2)")
 PROXY = Path(__file__).parents[1] / "tests" / "e2e" / "slow_proxy.py"
 FACTOR = 1.25
 WORDS = ("pass", "improvement", "inconclusive", "regression", "invalid", "no-baseline")
@@ -101,9 +101,10 @@ def build(folder: Path, python: str, loss: float) -> str:
     return str(home / "bin" / "python")
 
 
-def session(folder: Path, suite: str, *args: str) -> dict[str, Any]:
+def session(folder: Path, suite: tuple[str, str], *args: str) -> dict[str, Any]:
     """One session in a process of its own: exit code, seconds, and what its run.json says."""
-    (folder / "test_trial.py").write_text(SUITE.format(gates=suite))
+    gates, scenario = suite
+    (folder / "test_trial.py").write_text(SUITE.format(gates=gates, scenario=scenario))
     report, began = folder / "report", time.monotonic()
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--kv-gpu=cpu", f"--kv-report={report}", *args]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
@@ -112,7 +113,7 @@ def session(folder: Path, suite: str, *args: str) -> dict[str, Any]:
     rows = [m for b in run["blocks"].values() for m in b["measurements"]]
     kept = ("metric", "verdict", "reason", "change", "low", "high", "p_seq", "runs", "baseline_runs", "certifiable")
     return {
-        "code": done.returncode, "seconds": round(time.monotonic() - began, 1), "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "scenario": scenario, "code": done.returncode, "seconds": round(time.monotonic() - began, 1), "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "verdicts": [{k: v[k] for k in kept} for v in run["verdicts"]],
         "rows": [{k: m[k] for k in ("arm", "run", "valid", "invalid", "canary")} | _figures(m) for m in rows],
     }  # fmt: skip
