@@ -113,7 +113,8 @@ def session(folder: Path, suite: tuple[str, str], *args: str) -> dict[str, Any]:
     rows = [m for b in run["blocks"].values() for m in b["measurements"]]
     kept = ("metric", "verdict", "reason", "change", "low", "high", "p_seq", "runs", "baseline_runs", "certifiable")
     return {
-        "scenario": scenario, "code": done.returncode, "seconds": round(time.monotonic() - began, 1), "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "scenario": scenario, "code": done.returncode, "seconds": round(time.monotonic() - began, 1),
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "verdicts": [{k: v[k] for k in kept} for v in run["verdicts"]],
         "rows": [{k: m[k] for k in ("arm", "run", "valid", "invalid", "canary")} | _figures(m) for m in rows],
     }  # fmt: skip
