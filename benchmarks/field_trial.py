@@ -177,10 +177,11 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable, help="interpreter that has the engine")
     parser.add_argument("--sessions", type=int, default=20)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
-    parser.add_argument("--table", action="store_true", help="only print the table of FOLDER/sessions.jsonl")
+    parser.add_argument("--table", action="store_true", help="only print the table of FOLDER/sessions.jsonl, or of a file")
     asked = parser.parse_args()
     if asked.table:
-        print(table([json.loads(line) for line in (asked.folder / "sessions.jsonl").read_text().splitlines()]))
+        file = asked.folder / "sessions.jsonl" if asked.folder.is_dir() else asked.folder
+        print(table([json.loads(line) for line in file.read_text().splitlines()]))
         return
     folder, asked.python = asked.folder.resolve(), os.path.abspath(asked.python)  # not resolved: a virtual environment's python is a link
     folder.mkdir(parents=True, exist_ok=True)
