@@ -123,7 +123,7 @@ def session(folder: Path, suite: tuple[str, str], *args: str) -> dict[str, Any]:
 def table(done: list[dict[str, Any]]) -> str:
     """What was found, as the documentation has it: sessions by kind, gates by kind and metric, the spread of the unchanged engine."""
     lines = [
-        "| sessions | number | as they should | their gates: pass / improvement / inconclusive / regression / invalid | median length |",
+        f"| sessions | number | as they should | their gates: {' / '.join(WORDS)} | median length |",
         "|---|---|---|---|---|",
     ]
     for kind, (words, right) in RIGHT.items():
@@ -137,7 +137,7 @@ def table(done: list[dict[str, Any]]) -> str:
         lines.append(f"| {words} | {len(mine)} | {good} | {counts} | {statistics.median(d['seconds'] for d in mine):.0f} s |")
     lines += [
         "",
-        "| sessions | metric | mean change | sd of the change from session to session | pass / improvement / inconclusive / regression |",
+        f"| sessions | metric | mean change | sd of the change from session to session | {' / '.join(WORDS[:4])} |",
         "|---|---|---|---|---|",
     ]
     for kind, (words, _) in RIGHT.items():

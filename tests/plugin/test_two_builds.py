@@ -204,7 +204,7 @@ def test_an_arm_that_is_to_be_no_worse_than_another_beside_gates_on_the_baseline
     assert worse.verdicts["arms/isl64-osl16-c2/half-vs-whole/output_tok_s"] == "regression"
     assert worse.verdicts["arms/isl64-osl16-c2/half/output_tok_s"] == "regression"
     assert worse.verdicts["arms/isl64-osl16-c2/whole/output_tok_s"] == "pass"
-    assert "output_tok_s  26" in worse.out or "of whole" in worse.out
+    assert " of whole: " in worse.out
 
 
 def test_two_builds_of_a_test_that_compares_arms_have_a_claim_each(kv_project):
