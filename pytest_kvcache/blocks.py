@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from .core import baseline as stored
 from .core import builds
 from .core.evidence import Evidence, changes, gather
 from .core.gate import INVALID, Verdict
-from .core.plan import Block
+from .core.plan import Block, GateSpec
 from .core.record import Trace
 from .core.spec import Scenario, SpecError, UserError
 
@@ -50,7 +50,7 @@ def measured(session: KvSession, block: Block, path: Path) -> dict[str, Any]:
     # What was measured before the fault is kept; its gates cannot be trusted.
     known = (meter.progress.plain() if meter else read(path) or {}) | {"complete": True, "error": error}
     found = empty | known | {"fault": True}
-    found["verdicts"] = {g.key: _error_verdict(error, g.margin) for t in block.tasks for g in t.gates}
+    found["verdicts"] = {g.key: _error_verdict(error, g.margin) for g in block.gates}
     with suppress(OSError):
         write_json(path, found)
     return found
@@ -63,14 +63,15 @@ def _judge_again(session: KvSession, block: Block, path: Path) -> dict[str, Any]
 
     run = session.stored_run
     rows = run.rows(block.id)
-    then = evidence(run, block, session.rule, smoke=session.settings.profile == "smoke")
-    known, pairs = dict(then), {g.key for t in block.tasks for g in t.gates if g.against}
+    gates: Iterable[GateSpec] = block.gates
+    known: dict[str, Evidence] = {}
     if session.settings.baselines_given:
         workloads = {row["scenario"]: row["workload"] for _, row, _ in rows if row["workload"]}
         cores = {m["canary"]["cores"] for m, _, _ in rows if m["canary"]}
         wanted = {t.scenario: workloads.get(str(t.scenario), "") for t in block.tasks}
-        known |= _evidence(session, block, run.document["environments"][block.id], wanted, cores.pop() if len(cores) == 1 else None)
-        known |= {key: e for key, e in then.items() if key in pairs}  # no baseline has a part in these
+        known = _evidence(session, block, run.document["environments"][block.id], wanted, cores.pop() if len(cores) == 1 else None)
+        gates = [g for g in block.gates if g.against]  # no baseline has a part in these
+    known |= evidence(run, block, gates, session.rule, smoke=session.settings.profile == "smoke")
     found = judged(run, block, known, session.rule)
     if session.settings.baselines_given:
         _compared(session, block, found, None)
@@ -103,12 +104,12 @@ def _meter(session: KvSession, block: Block, path: Path) -> Any:
 def _compared(session: KvSession, block: Block, plain: dict[str, Any], other: Mapping[str, Any] | None) -> dict[str, Any]:
     """A block's result with what its environment has changed since each gate's baseline, or against that of the other build."""
     doc, now = session.document(block.framework, block.model), plain["environment"]
-    pairs = {g.key for t in block.tasks for g in t.gates if g.against}
-    between = builds.changes(other, now, block.arms) if other else []
+    between = builds.changes(other, now, block.arms) if other else None
+    pairs = {g.key for g in block.gates if g.against}
     for key, evidence in plain["evidence"].items():
         if key not in pairs:
             evidence["changed"] = changes(doc, key, now)
-        elif other:
+        elif between is not None:
             evidence["changed"] = between
     return plain
 

@@ -22,7 +22,7 @@ from .core.lint import unclaimed
 from .core.masking import masked
 from .core.record import TRACE_NAMES
 from .core.spec import UserError
-from .recording import noise
+from .recording import noise, record_block
 from .report import terminal
 from .rows import Rows, rerecord, settled
 from .session import KvSession
@@ -46,9 +46,7 @@ def finish(
     known: list[Noise] = []
     if (session.settings.record or session.settings.calibrate) and not interrupted:
         notes += record(session, blocks, rows, __version__)
-    if session.settings.calibrate and not interrupted:
-        problem = _guarded(session, "reading the calibration", lambda: known.extend(noise(session, blocks)))
-        notes += [("invalid", problem)] if problem else [("", line) for line in terminal.noise_lines(known)]
+        notes += _calibration(session, blocks, known)
     if session.settings.replay:
         notes += _as_stored(session, verdicts)
     notes += _outgrown(session, blocks, rows, cache) + _orphans(session, blocks)
@@ -157,6 +155,14 @@ def _outgrown(session: KvSession, blocks: Sequence[Mapping[str, Any]], rows: Row
     return [("inconclusive", f"{old} gate(s) have a stale baseline; to store the better level: {rerecord(session)}")] if old else []
 
 
+def _calibration(session: KvSession, blocks: list[dict[str, Any]], known: list[Noise]) -> list[Note]:
+    """What the sessions that calibrated this machine tell of it by now, also into `known`; nothing in a session that did not."""
+    if not session.settings.calibrate:
+        return []
+    problem = _guarded(session, "reading the calibration", lambda: known.extend(noise(session, blocks)))
+    return [("invalid", problem)] if problem else [("", line) for line in terminal.noise_lines(known)]
+
+
 def _orphans(session: KvSession, blocks: Sequence[Mapping[str, Any]]) -> list[Note]:
     """Stored numbers that no test of a whole session claims any more: what they guarded is guarded no longer.
 
@@ -176,8 +182,6 @@ def _orphans(session: KvSession, blocks: Sequence[Mapping[str, Any]]) -> list[No
 
 def record(session: KvSession, blocks: list[dict[str, Any]], rows: Rows, plugin: str) -> list[Note]:
     """Store this session's runs, block by block; a note for each, `invalid` where a file could not be written."""
-    from .recording import record_block
-
     notes: list[Note] = []
     for block in blocks:
         stored_in: list[str] = []

@@ -180,6 +180,8 @@ def _stored(config: pytest.Config, path: Path) -> Subject:
             raise UserError(f"--kv-{option}={other[0]}: the run to be judged again is of {', '.join(has)}; leave the option out")
     if config.getoption("kv_ab"):
         raise UserError("--kv-ab: nothing is measured with --kv-replay; a stored run of two builds is judged as such without it")
+    if config.getoption("kv_calibrate"):
+        raise UserError("--kv-calibrate: nothing is measured with --kv-replay; leave one of the two out")
     if config.getoption("kv_record"):
         raise UserError("--kv-record: nothing is measured with --kv-replay, so there is nothing to record")
     report = _value(config, "report")
@@ -211,8 +213,6 @@ def _other_build(config: pytest.Config, subject: Subject, engines: tuple[Engine,
 def _calibrates(config: pytest.Config, subject: Subject, record: str) -> bool:
     """Whether this session measures the machine's noise; UserError beside an option that asks for something else."""
     if subject.run or not (config.getoption("kv_calibrate") or config.getini("kv_calibrate")):
-        if config.getoption("kv_calibrate"):
-            raise UserError("--kv-calibrate: nothing is measured with --kv-replay; leave one of the two out")
         return False
     if other := [name for name, given in (("record", record), ("ab", _value(config, "ab"))) if given]:
         raise UserError(f"--kv-calibrate stores the machine's noise and judges nothing: leave --kv-{other[0]} out")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from .core import baseline as baselines
 from .core.evidence import Evidence, from_plain
 from .core.gate import INVALID, Base, Rule, Verdict
-from .core.plan import Block
+from .core.plan import Block, GateSpec
 from .core.record import TRACE_NAMES, Trace
 from .core.spec import UserError
 
@@ -87,11 +87,11 @@ def _check(run: StoredRun, blocks: Sequence[str]) -> None:
                 raise UserError(f"{run.file}: damaged: not what its requests are of @ $.blocks[{name!r}].measurements[{i}]")
 
 
-def evidence(run: StoredRun, block: Block, rule: Rule, *, smoke: bool) -> dict[str, Evidence]:
-    """What the gates of a block were judged against when it was measured, and what they need by the rule of today."""
+def evidence(run: StoredRun, block: Block, gates: Iterable[GateSpec], rule: Rule, *, smoke: bool) -> dict[str, Evidence]:
+    """What gates of a block were judged against when it was measured, and what they need by the rule of today."""
     known = run.document["blocks"][block.id]["evidence"]
     found = {}
-    for gate in (g for t in block.tasks for g in t.gates):
+    for gate in gates:
         try:
             one = from_plain(known[gate.key]) if gate.key in known else Evidence(need="judge", base=Base(missing=NOT_STORED))
         except (TypeError, KeyError, AttributeError) as e:
@@ -122,7 +122,7 @@ def judged(run: StoredRun, block: Block, known: Mapping[str, Evidence], rule: Ru
     progress.measurements = [again(m, trace) for m, _, trace in run.rows(block.id)]
     progress.broken = _broken(stored, progress.measurements)
     orders = Orders.against(known, rule)
-    for gate in (g for t in block.tasks for g in t.gates):
+    for gate in block.gates:
         # As the session did: while it measured, and when nothing more came. After a fault of ours it trusted nothing.
         verdict = None if stored.get("fault") else settle(gate, progress, orders, final=False)
         if verdict is None and stored["error"]:

@@ -33,7 +33,7 @@ def row(session: KvSession, block: dict[str, Any], spec: GateSpec, test: str) ->
 
 def settled(session: KvSession, block: dict[str, Any]) -> list[dict[str, Any]]:
     """Rows of every settled gate of a block, for those that no test has read (after an interrupt, say)."""
-    specs = {g.key: g for b in session.blocks.values() if b.id == block["id"] for t in b.tasks for g in t.gates}
+    specs = {g.key: g for b in session.blocks.values() if b.id == block["id"] for g in b.gates}
     return [row(session, block, specs[k], "") for k in block["verdicts"] if k in specs]
 
 

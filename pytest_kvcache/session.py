@@ -61,8 +61,8 @@ class KvSession:
         if self.settings.report and find_spec("jinja2") is None:
             raise UserError("--kv-report needs jinja2: pip install 'pytest-kvcache[report]'")
         folder = self.settings.baselines
-        stores = self.settings.record or self.settings.calibrate or self.settings.ab
-        if self.settings.baselines_given and not folder.is_dir() and not stores:
+        needs_none = self.settings.record or self.settings.calibrate or self.settings.ab
+        if self.settings.baselines_given and not folder.is_dir() and not needs_none:
             raise UserError(f"--kv-baselines={folder}: no such folder; add --kv-record=missing to create it")
         if self.settings.replay:
             self.stored_run  # noqa: B018 (read now, so that a damaged file is said now)
@@ -140,7 +140,7 @@ class KvSession:
 
     def cost(self, block: Block, *, read: bool) -> Cost:
         """Best and worst case of a block. `read` says whether baseline files may be looked at (not under --collect-only)."""
-        gates = [g for t in block.tasks for g in t.gates]
+        gates = block.gates
         doc = self.document(block.framework, block.model) if read else {"entries": {g.key: None for g in gates}}
         kinds = {self._rough_need(g, doc["entries"].get(g.key), known=g.key in doc["entries"]) for g in gates}
         return cost(block, runs_range(self.rule, kinds), self.settings.gpu.kind)
@@ -175,10 +175,9 @@ class KvSession:
         for block, one in zip(blocks, costs, strict=True):
             self.say(terminal.block_line(block.id, one.runs, [str(t.scenario) for t in block.tasks]))
         if read:
-            write_json(self.scratch / "builds.json", self.between_builds)  # for the controller of xdist, which has no plan
             for line in self.between_builds:
                 self.say(f"  {line}")
-        if read:
+            write_json(self.scratch / "builds.json", self.between_builds)  # as the plan: for the controller of xdist, which has none
             write_json(self.scratch / "plan.json", {"blocks": [plan_row(b, c) for b, c in zip(blocks, costs, strict=True)]})
 
     # -- measuring ------------------------------------------------------------------------------------------------

@@ -54,9 +54,11 @@ def _invalid(reason: str, margin: Any) -> Verdict:
     return Verdict(verdict=INVALID, reason=reason, margin=margin)
 
 
-def _bad_question(better: Any, margin: Any) -> str:
-    if better not in ("lower", "higher"):
-        return f"direction {better!r} is neither lower nor higher"
+def _bad_direction(better: Any) -> str:
+    return "" if better in ("lower", "higher") else f"direction {better!r} is neither lower nor higher"
+
+
+def _bad_margin(margin: Any) -> str:
     if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not 0 < margin < 1:
         return f"margin {margin!r} does not lie between 0 and 1"
     return ""
@@ -139,7 +141,7 @@ def judge(
     side; a change below `floor`, in `unit`, is no loss. `final` says that no more runs will come (budget spent): the last
     complete look then counts as the last. `inconclusive` before that means "measure more".
     """
-    if problem := _bad_question(better, margin):
+    if problem := _bad_direction(better) or _bad_margin(margin):
         return _invalid(problem, None)
     if verdict := _missing(base, new, margin):
         return verdict
@@ -190,7 +192,7 @@ def judge_paired(
     A round's log ratio is one observation; `samples` are the requests of the windows of both. With `at_least` the claim is no margin
     but a gain: the new arm is so many times as good as the old one. Each arm has its own physical bound. Otherwise as `judge`.
     """
-    if problem := _bad_question(better, 0.5 if at_least else margin):
+    if problem := _bad_direction(better) or ("" if at_least else _bad_margin(margin)):
         return _invalid(problem, None)
     margin = 0.0 if at_least else margin
     rounds = f"{len(old)} runs of the old arm and {len(new)} of the new: rounds are not complete"

@@ -70,6 +70,11 @@ class Block:
     tasks: tuple[Task, ...]
     together: bool = False
 
+    @property
+    def gates(self) -> tuple[GateSpec, ...]:
+        """Those of all its tasks."""
+        return tuple(g for t in self.tasks for g in t.gates)
+
 
 def block_id(want: Wanted) -> str:
     arms = "+".join(a.name + "".join(f",{k}={v}" for k, v in a.asked().items()) for a in want.scenario.arms)
@@ -202,11 +207,12 @@ def cost(block: Block, runs: tuple[int, int], kind: str) -> Cost:
     return Cost(runs=runs, starts=starts, seconds=(runs[0] * one, runs[1] * one))
 
 
-def runs_range(rule: Rule, needs: Iterable[str]) -> tuple[int, int]:
-    """Fewest and most runs of a block, by what its gates need (see `core.baseline.need`)."""
+def runs_range(rule: Rule, needs: Iterable[str], run: int = 1) -> tuple[int, int]:
+    """Fewest and most runs of a block, by what its gates need (see `core.evidence.Evidence`), seen from before a `run`."""
+    looks, rounds = ([n for n in r.looks if n >= run] or [run] for r in (rule, PAIRED))
     bounds = {
-        "judge": (rule.looks[0], rule.looks[-1]), "record": (rule.record_runs, rule.record_runs), "report": (1, 1), "nothing": (0, 0),
-        "pair": (PAIRED.looks[0], PAIRED.looks[-1]),
+        "judge": (looks[0], looks[-1]), "record": (rule.record_runs, rule.record_runs), "report": (1, 1), "nothing": (0, 0),
+        "pair": (rounds[0], rounds[-1]),
     }  # fmt: skip
     found = [bounds[n] for n in needs]
     return max(low for low, _ in found), max(high for _, high in found)

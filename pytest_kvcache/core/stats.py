@@ -85,14 +85,6 @@ def _session_variance(means: Sequence[float], within: float, runs_per_session: f
     return (PRIOR_DF * prior**2 + (s - 1) * seen) / df, df
 
 
-def session_sd(sessions: Sequence[Sequence[float]], prior: float) -> float:
-    """The sd of a session's own shift, from the logs of the runs of several sessions, shrunk towards `prior`."""
-    means, runs = [mean(s) for s in sessions], sum(map(len, sessions))
-    df = runs - len(sessions)
-    squares = math.fsum([(z - m) ** 2 for s, m in zip(sessions, means, strict=True) for z in s])
-    return math.sqrt(_session_variance(means, squares / df if df else 0.0, runs / len(sessions), prior)[0])
-
-
 def stored(base_sessions: Sequence[Sequence[float]], session_prior: float) -> Stored:
     """A baseline of sessions; `session_prior` is the prior sd of a session's own shift, 0 for none."""
     means = [math.fsum(s) / len(s) for s in base_sessions]
@@ -105,6 +97,11 @@ def stored(base_sessions: Sequence[Sequence[float]], session_prior: float) -> St
         shift, session_df = _session_variance(means, var, runs / sessions, session_prior)
         session_var = shift * (1 + 1 / sessions)
     return Stored(mean=mean(means), var=var, df=df, runs=runs, session_var=session_var, session_df=session_df)
+
+
+def session_sd(sessions: Sequence[Sequence[float]], prior: float) -> float:
+    """The sd of a session's own shift, from the logs of the runs of several sessions, shrunk towards `prior`."""
+    return math.sqrt(stored(sessions, prior).session_var / (1 + 1 / len(sessions)))
 
 
 def compare(old: Stored, new_mean: float, new_var: float, new_runs: int) -> Estimate:

@@ -6,7 +6,7 @@ A scenario that was spoiled is measured again, with what was measured in turns w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from . import stats
@@ -17,19 +17,18 @@ Row = dict[str, Any]
 CUT = 0.25  # of the windows' ratios at each end
 
 
-def runs_of(measurements: Iterable[Row], scenario: str, arm: str) -> list[Row]:
+def runs_of(measurements: Sequence[Row], scenario: str, arm: str) -> list[Row]:
     """The measurement of each run of an arm that has one that counts, in the order of the runs."""
     return list(_by_run(measurements, scenario, arm).values())
 
 
-def rounds_of(measurements: Iterable[Row], scenario: str, arms: tuple[str, str]) -> list[tuple[Row, Row]]:
+def rounds_of(measurements: Sequence[Row], scenario: str, arms: tuple[str, str]) -> list[tuple[Row, Row]]:
     """The measurements of two arms, side by side, of each round in which both count."""
-    measurements = list(measurements)
     first, second = (_by_run(measurements, scenario, arm) for arm in arms)
     return [(m, second[run]) for run, m in first.items() if run in second]
 
 
-def _by_run(measurements: Iterable[Row], scenario: str, arm: str) -> dict[int, Row]:
+def _by_run(measurements: Sequence[Row], scenario: str, arm: str) -> dict[int, Row]:
     return {m["run"]: m for m in measurements if m["valid"] and (m["scenario"], m["arm"]) == (scenario, arm)}
 
 

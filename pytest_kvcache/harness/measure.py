@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol
 
-from ..core.gate import INVALID, PAIRED, Verdict, geometric_mean
+from ..core.gate import INVALID, Verdict, geometric_mean
 from ..core.metrics import find_metric
-from ..core.plan import Block, GateSpec, Task
+from ..core.plan import Block, Task, runs_range
 from ..core.progress import Orders, Progress, measurement, settle
 from ..core.record import Trace
 from ..core.spec import Arm, Scenario, UserError
@@ -72,14 +72,11 @@ class BlockMeter:
             self._settle_all(final=True)
         except UserError as e:
             self.progress.error = str(e)
-            for gate in self._gates():
+            for gate in self.block.gates:
                 self.progress.verdicts.setdefault(gate.key, Verdict(verdict=INVALID, reason=str(e), margin=gate.margin))
         self.progress.complete = True
         self.save(self.progress.plain())
         return self.progress.plain()
-
-    def _gates(self) -> Iterator[GateSpec]:
-        return (g for t in self.block.tasks for g in t.gates)
 
     def _open(self, arms: Sequence[Arm]) -> list[Task]:
         """Tasks that have an unsettled gate of these arms: decided scenarios are not measured again."""
@@ -87,7 +84,7 @@ class BlockMeter:
         return [t for t in self.block.tasks if any(g.key not in done and names & {g.arm, g.against} for g in t.gates)]
 
     def _settle_all(self, *, final: bool) -> None:
-        for gate in self._gates():
+        for gate in self.block.gates:
             if gate.key not in self.progress.verdicts and (verdict := settle(gate, self.progress, self.orders, final=final)):
                 self.progress.verdicts[gate.key] = verdict
 
@@ -160,12 +157,13 @@ class BlockMeter:
         for (one, _), trace, problem in zip(servers, traces, problems, strict=True):
             if worst and not problem:
                 trace.load["beside"] = worst[0]
-            self._keep(one, run, trace, trace_problem(trace))
+                problem = trace_problem(trace)
+            self._keep(one, run, trace, problem)
         return worst, ""
 
     def _canary(self) -> dict[str, float] | None:
         """The machine's own state; of no use to gates between arms, which it meets alike."""
-        return None if all(g.against for g in self._gates()) else self.runner.canary()
+        return None if all(g.against for g in self.block.gates) else self.runner.canary()
 
     def _note_canary(self, before: dict[str, float] | None, rows: list[dict[str, Any]]) -> None:
         """The machine's state just before and after the server lived stands beside what was measured between."""
@@ -207,15 +205,8 @@ class BlockMeter:
 
     def _runs_left(self, run: int) -> tuple[int, int]:
         """Fewest and most runs in all, as far as the open gates tell."""
-        done, rule = self.progress.verdicts, self.orders.rule
-        needs = {self.orders.needs[g.key] for t in self._open(self.block.arms) for g in t.gates if g.key not in done}
-        looks, rounds = ([n for n in r.looks if n >= run] or [run] for r in (rule, PAIRED))
-        bounds = {
-            "judge": (looks[0], looks[-1]), "pair": (rounds[0], rounds[-1]), "record": (rule.record_runs, rule.record_runs),
-            "report": (1, 1),
-        }  # fmt: skip
-        found = [bounds[n] for n in needs if n in bounds]
-        return max(low for low, _ in found), max(high for _, high in found)
+        done = self.progress.verdicts
+        return runs_range(self.orders.rule, {self.orders.needs[g.key] for g in self.block.gates if g.key not in done}, run)
 
 
 def _nothing(scenario: Scenario, arm: Arm, run: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,6 +24,7 @@ from .loadgen import Workers
 from .server import Server
 
 Pids = Callable[[], set[int]]
+Drive = Callable[[Load], Seen]
 Measure = Callable[[str, int], Trace]
 
 GLANCE_S = 3.0  # while measuring, the machine is looked at this often; spoiled twice in a row ends the window
@@ -67,7 +69,8 @@ class RunningEngine:
         with ExitStack() as stack:
             workers = stack.enter_context(Workers())
             glances = stack.enter_context(_Glances(lambda: self.server.pids() | workers.pids(), self.server.failure))
-            drive = _Drive(workers, Target(base_url=self.server.base_url, endpoint=self.framework.endpoint), glances)
+            target = Target(base_url=self.server.base_url, endpoint=self.framework.endpoint)
+            drive = partial(workers.run, target, glance=glances.look, glance_s=GLANCE_S)
             with self._explained():
                 needs = workers.replay()
                 extra = self._extra_tokens(drive)
@@ -100,7 +103,7 @@ class RunningEngine:
         if died := self.server.failure():
             raise died
 
-    def _window(self, drive: _Drive, load: Load, glances: _Glances) -> tuple[Seen, dict[str, Any]]:
+    def _window(self, drive: Drive, load: Load, glances: _Glances) -> tuple[Seen, dict[str, Any]]:
         before = self._counters()
         with LoadWatch(own=glances.own) as watch:
             seen = drive(load)
@@ -119,7 +122,7 @@ class RunningEngine:
     def _body(self, prompt: str, osl: int) -> bytes:
         return json.dumps(self.framework.body(self.model, prompt, osl), ensure_ascii=False).encode()
 
-    def _extra_tokens(self, drive: _Drive) -> int:
+    def _extra_tokens(self, drive: Drive) -> int:
         """How many tokens the server adds to every prompt (a BOS, say), by its own count of a prompt of known length."""
         shape = ClosedLoop(isl=CALIBRATION_WORDS, osl=2, concurrency=1, requests=1)
         (record,) = drive(self._load(shape, 0, part="calibration")).records
@@ -127,18 +130,6 @@ class RunningEngine:
 
     def _counters(self) -> dict[str, float]:
         return counters.read(self.server.base_url + self.framework.metrics, self.framework.counters)
-
-
-@dataclass
-class _Drive:
-    """Sends a load to the server, with a look at it and at the machine every few seconds."""
-
-    workers: Workers
-    target: Target
-    glances: _Glances
-
-    def __call__(self, load: Load) -> Seen:
-        return self.workers.run(self.target, load, glance=self.glances.look, glance_s=GLANCE_S)
 
 
 class _Glances:

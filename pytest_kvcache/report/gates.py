@@ -10,7 +10,7 @@ from typing import Any
 from ..core.gate import INCONCLUSIVE, REGRESSION, VERDICTS
 from . import plots
 from .numbers import finite, finites, interval, number, percent, probability, quantity, share
-from .terminal import beside, label, runs
+from .terminal import beside, label, runs, shares_environment
 
 Plain = dict[str, Any]
 KINDS = (*VERDICTS[:4], "recorded", *VERDICTS[4:])  # worst first; `recorded`: a baseline stored just now
@@ -25,6 +25,7 @@ def gate_view(v: Plain, index: int, *, error: str | None, several: bool) -> Plai
         "where": DOT.join((v["family"], place, *([v["block"]] if several else []))), "unit": unit,
         "better": v["better"],
         "value": quantity(v["value"], unit), "baseline": quantity(v["baseline"], unit), "beside": beside(v), "amount": _amount(v),
+        "explains": (v["verdict"] == REGRESSION or bool(v["changed"])) and not shares_environment(v),
         "change": percent(v["change"]), "interval": interval(v["low"], v["high"]),
         "margin": f"{v['at_least']:g} times" if v.get("at_least") else share(v["margin"]),
         "p": probability(v["p_seq"]), "counts": (len(finites(v["runs"])), len(finites(v["baseline_runs"]))),

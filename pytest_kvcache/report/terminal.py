@@ -57,6 +57,11 @@ def beside(v: Mapping[str, Any]) -> str:
     return "the other build" if arm.endswith(f".{OTHER}") else arm
 
 
+def shares_environment(v: Mapping[str, Any]) -> bool:
+    """Whether both sides of a gate ran in one environment: arms of one build."""
+    return bool(beside(v)) and beside(v) == v.get("against")
+
+
 def runs(n: int, v: Mapping[str, Any]) -> str:
     """A number of runs, or of rounds where two arms are measured in turns."""
     return f"{n} round{'' if n == 1 else 's'}" if beside(v) else _count(n)
@@ -110,10 +115,10 @@ def details(v: Mapping[str, Any]) -> list[str]:
 
 def _changed(v: Mapping[str, Any]) -> list[str]:
     """What the environment has changed since the baseline, or one build against the other; two arms share theirs."""
-    changed, other = v["changed"], beside(v)
-    if other and other == v.get("against"):
+    changed = v["changed"]
+    if shares_environment(v):
         return []
-    since = "differs from the other build" if other else "changed since the baseline"
+    since = "differs from the other build" if beside(v) else "changed since the baseline"
     if not changed:
         return [f"{since}: nothing that is recorded of the environment"]
     more = f" (and {len(changed) - CHANGED_SHOWN} more in the report)" if len(changed) > CHANGED_SHOWN else ""
