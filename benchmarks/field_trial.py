@@ -46,6 +46,7 @@ RIGHT: dict[str, tuple[str, Callable[[list[str]], bool]]] = {
     "ab-slower": ("`--kv-ab`, every step a tenth slower, margin 3 %", lambda words: "regression" in words),
 }
 KINDS = tuple(RIGHT)
+BASELINE_TRIES = 5
 
 
 # A build whose every step of the engine takes a tenth longer: a module that Python loads at its start, as a patched wheel would be.
@@ -197,11 +198,15 @@ def main() -> None:
         ways[kind] = (BETWEEN_BUILDS, ["-o", f"kv_python_transformers={build(folder, asked.python, loss)}", f"--kv-ab={asked.python}"])
     results = folder / "sessions.jsonl"
     done = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
-    while not (folder / "baselines").exists() and {"unchanged", "slower"} & set(asked.kinds):
+    for _ in range(BASELINE_TRIES):
+        if (folder / "baselines").exists() or not {"unchanged", "slower"} & set(asked.kinds):
+            break
         found = session(folder, AGAINST_BASELINE, *own, "--kv-record=missing")
         print("baseline", found["code"], [v["verdict"] for v in found["verdicts"]], flush=True)
         with results.open("a") as out:
             out.write(json.dumps({"kind": "baseline"} | found) + "\n")
+    else:
+        parser.exit(1, f"no baseline after {BASELINE_TRIES} sessions; see {folder / 'last.log'}\n")
     for n in range(asked.sessions):
         for kind in asked.kinds:
             if sum(d["kind"] == kind for d in done) > n:

@@ -15,16 +15,18 @@ import pytest
 
 from . import frameworks
 from .core.commandline import masked_words
+from .core.framework import Framework
 from .core.gpus import find_gpu
 from .core.masking import masked
 from .core.models import MODELS, default_model, find_model
-from .core.spec import PROFILES, Framework, Gpu, Model, UserError
+from .core.spec import PROFILES, Gpu, Model, UserError
 
 # flag, ini type, metavar, help. Help starts with a capital letter; a single phrase has no full stop.
 _OPTIONS = (
     ("gpu", "string", "NAME", "Device to judge: a GPU of the catalogue (h100, l40s, ...) or cpu"),
     ("framework", "args", "NAME", "Serving framework (repeatable; default: transformers on cpu, vllm on a GPU)"),
     ("model", "args", "PATH|ID|KEY", "Model to serve: a folder or .gguf file, a hub id, or a key of the catalogue (repeatable)"),
+    ("tp", "string", "N", "GPUs that the server spreads a model over (tensor parallelism; default: 1)"),
     ("serve-arg", "args", "ARG", "Argument passed on to the server as it is (repeatable)"),
     ("profile", "string", "NAME", f"How much to measure: {', '.join(PROFILES)} (default: ci)"),
     ("budget", "string", "TIME", "Stop starting new runs after this time: 90, 45s, 30m, 2h"),
@@ -74,6 +76,7 @@ class Settings:
     gpu: Gpu
     engines: tuple[Engine, ...]
     models: tuple[Model, ...]
+    tp: int
     serve_args: tuple[str, ...]
     profile: str
     budget_s: float | None
@@ -119,6 +122,16 @@ def parse_time(text: str, where: str) -> float:
     if seconds <= 0:
         raise UserError(f"{where}={text}: not a time; write 90, 45s, 30m or 2h")
     return seconds
+
+
+def _tensor_parallel(text: str, gpu: str) -> int:
+    if not text:
+        return 1
+    if not text.isdecimal() or not 1 <= int(text) <= 1024:
+        raise UserError(f"--kv-tp={text}: not a number of GPUs; write 1, 2, 4, 8")
+    if int(text) > 1 and gpu == "cpu":
+        raise UserError(f"--kv-tp={text}: tensor parallelism is over GPUs; leave it out with --kv-gpu=cpu")
+    return int(text)
 
 
 def _model(name: str) -> Model:
@@ -245,6 +258,7 @@ def read_settings(config: pytest.Config) -> Settings:
         gpu=find_gpu(subject.gpu),
         engines=engines,
         models=subject.models,
+        tp=_tensor_parallel(_value(config, "tp"), subject.gpu),
         serve_args=tuple(_values(config, "serve_arg")),
         profile=_choice("profile", profile or subject.profile, PROFILES),
         budget_s=parse_time(budget, "--kv-budget") if budget else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -115,6 +116,7 @@ class Conductor:
         self.worker: dict[str, Any] | None = getattr(config, "workerinput", None)
         self.verdicts: dict[str, dict[str, Any]] = {}
         self.notes: list[tuple[str, str]] = []
+        self.skipped: Counter[str] = Counter()
         self.scratch: Path | None = Path(self.worker["kv_scratch"]) if self.worker else None
         self._session: KvSession | None = None
         self._old_sigterm: Any = None
@@ -193,6 +195,9 @@ class Conductor:
         from .core.plan import block_id
 
         s = self.settings
+        for item in items:
+            if (scenario := scenario_of(item)) and not s.replay and (why := self._beyond(item, scenario)):
+                item.add_marker(pytest.mark.skip(reason=why))
         out = [i for i in items if (sc := scenario_of(i)) and not (self._is_stored(i) if s.replay else self._is_asked(i, sc))]
         if out:
             self.config.hook.pytest_deselected(items=out)
@@ -203,6 +208,13 @@ class Conductor:
             want = self._wanted(item, strict=False)
             places.append((first.setdefault(block_id(want), n) if want else n, item))
         items[:] = [item for _, item in sorted(places, key=lambda p: p[0])]
+
+    def _beyond(self, item: pytest.Item, scenario: Scenario) -> str:
+        """Why the framework of a test cannot do what its scenario asks for; empty when it can."""
+        from .core.flags import beyond
+
+        name = item.callspec.params["kv_framework"]  # type: ignore[attr-defined]
+        return beyond(next(e.framework for e in self.settings.engines if e.framework.name == name), scenario)
 
     def _is_asked(self, item: pytest.Item, scenario: Scenario) -> bool:
         """Whether the profile and the device include a scenario, and a calibration anything that its test claims."""
@@ -311,6 +323,8 @@ class Conductor:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """On the controller too: user properties cross xdist. Reruns only read again, so the last one counts."""
+        if report.skipped and "kvcache" in report.keywords and isinstance(report.longrepr, tuple):
+            self.skipped[report.longrepr[2].removeprefix("Skipped: ")] += 1
         if report.when != "call" or self.worker:
             return
         for name, value in report.user_properties:
@@ -347,7 +361,7 @@ class Conductor:
         from .report import terminal
 
         rows = list(self.verdicts.values())
-        if not rows and not self.notes:
+        if not rows and not self.notes and not self.skipped:
             return
         terminalreporter.ensure_newline()
         terminalreporter.section("kv cache verdicts")
@@ -360,6 +374,8 @@ class Conductor:
 
             expected = false_alarms(judged)
             terminalreporter.write_line(f"false alarms to expect by chance in {judged} judged gate(s): below {expected:.3f}")
+        for why, n in self.skipped.items():
+            terminalreporter.write_line(terminal.told(f"not judged: {n} test(s): {why}"), **terminal.COLOURS["no-baseline"])
         for colour, line in self.notes:
             terminalreporter.write_line(terminal.told(line), **terminal.COLOURS.get(colour, {}))
 

@@ -23,7 +23,7 @@ from .blocks import measured, read
 from .core.calibration import RUNS, SUFFIX
 from .core.gate import MIN_BASE_RUNS, Rule, rule_for
 from .core.masking import masked
-from .core.plan import Block, Cost, GateSpec, cost, make_plan, plan_row, runs_range, undeclared
+from .core.plan import Block, Cost, GateSpec, cost, make_plan, plan_row, runs_range
 from .core.spec import Arm, UserError
 from .options import Engine, Settings
 from .report import terminal
@@ -133,10 +133,6 @@ class KvSession:
     def plan(self, wanted: Sequence[Any]) -> None:
         side_by_side = self.settings.gpu.kind == "cpu"  # the memory of a GPU holds one server
         self.blocks = {b.id: b for b in make_plan(wanted, self.rule.margin, side_by_side=side_by_side)}
-        declared = {e.framework.name: e.framework for e in self.settings.engines}
-        for block in self.blocks.values():
-            if problem := undeclared(block, declared[block.framework]):
-                raise UserError(problem)
 
     def cost(self, block: Block, *, read: bool) -> Cost:
         """Best and worst case of a block. `read` says whether baseline files may be looked at (not under --collect-only)."""
@@ -248,7 +244,7 @@ class KvSession:
         model = next(m for m in self.settings.models if m.key == model_key)
         return EngineSpec(
             framework=engine.framework, model=model, gpu=self.settings.gpu, python=engine.python,
-            command=engine.command, serve_args=self.settings.serve_args, other=self.settings.ab or "",
+            command=engine.command, serve_args=self.settings.serve_args, tp=self.settings.tp, other=self.settings.ab or "",
             start_timeout_s=self.settings.start_timeout_s,
         )  # fmt: skip
 

@@ -69,12 +69,16 @@ def test_the_plugin_is_light():
     assert not heavy & {name.split(".")[0] for name in loaded}
 
 
-def test_the_plugin_imports_in_20_ms():
-    """The best of several fresh interpreters, in CPU time: what the machine does besides does not count."""
-    script = "import pytest, time; t = time.process_time(); import pytest_kvcache.plugin; print(time.process_time() - t)"
+def test_the_plugin_imports_in_a_fraction_of_what_pytest_takes():
+    """20 ms where pytest takes 80. The best of several fresh interpreters, in CPU time: what the machine does besides does not count."""
+    script = (
+        "import time; a = time.process_time(); import pytest; b = time.process_time(); import pytest_kvcache.plugin; c = time.process_time();"
+        "print(b - a, c - b)"
+    )
     env = os.environ | {"PYTHONDONTWRITEBYTECODE": ""}
-    times = sorted(float(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env).stdout) for _ in range(7))
-    assert times[0] < 0.020, times
+    told = [subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env).stdout.split() for _ in range(7)]
+    theirs, ours = (min(map(float, column)) for column in zip(*told, strict=True))
+    assert ours < 0.25 * theirs, told
 
 
 def test_public_names_are_exact():

@@ -259,7 +259,9 @@ class _Stream:
     def _token_events(self) -> tuple[list[int], list[int] | None]:
         """Stamps of the token events and the tokens of each, if known: by continuous usage, or one each when the sums agree."""
         counts = [count for _, count, texted in self.seen if texted]
-        if not counts or None in counts:
+        # Tokens may have no text at all (beyond the tokenizer of random weights, say); one count alone is that of the whole answer.
+        stated = None not in counts if counts else len({count for _, count, _ in self.seen if count}) > 1
+        if not stated:
             times = [at for at, _, texted in self.seen if texted]
             return times, [1] * len(times) if len(times) == self.usage.completion_tokens else None
         times, tokens, before = [], [], 0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
-from .spec import Gpu, Model
+from .spec import Gpu, Model, UserError
 
 # Shapes: each model's own config.json on the hub (read 2026-11). Parameters: its matrices by those shapes (embeddings are tied).
 MODELS: dict[str, Model] = {
@@ -25,9 +26,31 @@ MODELS: dict[str, Model] = {
         Model(
             key="qwen3-4b-2507", hub_id="Qwen/Qwen3-4B-Instruct-2507",
             context=262144, layers=36, kv_heads=8, head_dim=128, parameters=4_022_272_000, source="Apache-2.0",
+            config={
+                "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 2560, "intermediate_size": 9728,
+                "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+                "max_position_embeddings": 262144,
+                "rms_norm_eps": 1e-6, "rope_theta": 5_000_000.0, "tie_word_embeddings": True, "hidden_act": "silu",
+                "torch_dtype": "bfloat16",
+            },
+        ),
+        Model(
+            key="llama-3.1-8b", hub_id="meta-llama/Llama-3.1-8B-Instruct",
+            context=131072, layers=32, kv_heads=8, head_dim=128, parameters=7_504_658_432,
+            source="Llama 3.1 licence; its weights are given on request",
+            config={
+                "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+                "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256,
+                "max_position_embeddings": 131072,
+                "rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "tie_word_embeddings": False, "hidden_act": "silu",
+                "torch_dtype": "bfloat16",
+            },
         ),
     )
 }  # fmt: skip
+
+DUMMY = ":dummy"
+EMBEDDED = MODELS["smollm2-135m"]  # its tokenizer is on every machine that has the embedded default
 
 DEFAULT_MODEL = {"cpu": "smollm2-135m", "gpu": "granite-3.3-8b"}
 
@@ -37,7 +60,10 @@ def default_model(gpu: Gpu) -> str:
 
 
 def find_model(name: str) -> Model | None:
-    """The catalogue row called `name`; else a model made of a path or of a hub id (`org/name`); else None."""
+    """The catalogue row called `name`, or one of random weights in its shape (`KEY:dummy`); else a model made of a path or of a hub id
+    (`org/name`); else None. UserError when the shape is not known."""
+    if name.lower().endswith(DUMMY):
+        return _dummy(name)
     if name.lower() in MODELS:
         return MODELS[name.lower()]
     if os.sep in name and (name.startswith((os.sep, ".", "~")) or name.endswith(".gguf")):
@@ -48,3 +74,11 @@ def find_model(name: str) -> Model | None:
     if name.count("/") == 1:
         return Model(key=name.lower().replace("/", "--"), hub_id=name)
     return None
+
+
+def _dummy(name: str) -> Model | None:
+    row = MODELS.get(name.lower().removesuffix(DUMMY))
+    if row is not None and not row.config:
+        has = ", ".join(key for key, model in MODELS.items() if model.config)
+        raise UserError(f"--kv-model={name}: the catalogue does not have the shape of {row.key}; it has that of {has}")
+    return row and replace(row, key=f"{row.key}-dummy", dummy=True)

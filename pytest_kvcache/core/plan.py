@@ -15,7 +15,7 @@ from .gate import PAIRED, Rule
 from .lint import gate_problem
 from .metrics import find_metric
 from .samples import default_margin
-from .spec import OTHER, Arm, ClosedLoop, Framework, Gate, Scenario, SpecError
+from .spec import OTHER, Arm, ClosedLoop, Gate, Scenario, SpecError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,18 +172,6 @@ def _block(name: str, head: Wanted, tasks: dict[Scenario, dict[str, GateSpec]], 
         # In an order of their own, so that the order of tests changes nothing on the server.
         tasks=tuple(Task(scenario=s, gates=tuple(tasks[s].values())) for s in sorted(tasks, key=_place)),
     )  # fmt: skip
-
-
-def undeclared(block: Block, framework: Framework) -> str:
-    """What an arm asks for that the framework does not have, in words; it would be ignored and measured under that name."""
-    for arm in block.arms:
-        for what, asked, has in (
-            ("kv_dtype", arm.kv_dtype, framework.kv_dtypes),
-            ("weight_dtype", arm.weight_dtype, framework.weight_dtypes),
-        ):
-            if asked not in has:
-                return f"{block.id}: {framework.name} has no {what} {asked!r}; it has {', '.join(has)}"
-    return ""
 
 
 # Before a machine has been measured: seconds of a server start and of a scenario, from the embedded default on 2 cores.

@@ -1,4 +1,4 @@
-"""What is asked: scenarios, gates, arms, models, frameworks. Frozen values, known at collection."""
+"""What is asked: scenarios, gates, arms, models. Frozen values, known at collection."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,14 +37,26 @@ PLANNED = ("build", "memory_share")  # fields of an arm that only the plan sets
 class Arm:
     """One server configuration of a scenario. Fields left at their default are the framework's own choice.
 
-    `build` is which of two builds of the framework serves it: the session's own (empty), or OTHER (`--kv-ab`). `memory_share` is what
-    its server may take of the memory that it would take alone: servers that live side by side share it. The plan sets both.
+    Of the cache: `kv_dtype`, `block_size` (tokens), `kv_gib` (its pool), `prefix_cache` on or off, `cpu_offload_gib` and
+    `disk_offload_gib` (what a second tier may hold). Of the weights: `weight_dtype` and `quantization` (the method: `fp8`, `awq`). Of the
+    batch: `max_requests` served at a time, `max_batched_tokens` of a step, `chunked_prefill` on or off. `context` is the longest request,
+    in tokens. `build` is which of two builds of the framework serves it: the session's own (empty), or OTHER (`--kv-ab`). `memory_share`
+    is what its server may take of the memory that it would take alone: servers that live side by side share it. The plan sets both.
     """
 
     name: str = "base"
     kv_dtype: str = "auto"
     weight_dtype: str = "auto"
+    quantization: str = "auto"
     block_size: int | None = None
+    kv_gib: float | None = None
+    max_requests: int | None = None
+    max_batched_tokens: int | None = None
+    prefix_cache: bool | None = None
+    chunked_prefill: bool | None = None
+    context: int | None = None
+    cpu_offload_gib: float | None = None
+    disk_offload_gib: float | None = None
     build: str = ""
     memory_share: float = 1.0
 
@@ -236,7 +248,8 @@ class Model:
     """A model to serve: a catalogue row, or one made from a path or a hub id.
 
     `package` and `package_file` name a distribution that carries the weights; `path` is set once located. `parameters` are
-    the weights that every decoded token is multiplied with (a tied embedding once, an input embedding of its own not).
+    the weights that every decoded token is multiplied with (a tied embedding once, an input embedding of its own not). `config` is what
+    its config.json says of its shape; a `dummy` has that shape, random weights, and the tokenizer of the embedded model.
     """
 
     key: str
@@ -249,55 +262,6 @@ class Model:
     kv_heads: int | None = None
     head_dim: int | None = None
     parameters: int | None = None
-    source: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Launch:
-    """Everything an adapter needs to write a command line. `python` is the interpreter that has the framework.
-
-    `arm.memory_share` below 1 says that another server will live beside this one: take no more of the memory than that share.
-    """
-
-    python: str
-    model: str
-    port: int
-    device: str
-    arm: Arm
-    command: tuple[str, ...] = ()
-    tp: int = 1
-    serve_args: tuple[str, ...] = ()
-    host: str = "127.0.0.1"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Framework:
-    """An adapter: facts about one serving framework and pure functions, found by entry point.
-
-    `argv` writes the command line, `body` one streaming completion request of `osl` tokens that ignores the end of
-    text, `needs` are the importable modules without which it cannot start, `cure` the pip line that installs them.
-    `prepare` is Python source run in the framework's own interpreter with (source file, target directory) to make
-    weights loadable that the framework cannot serve as they are; it is skipped when the target exists.
-    `known_failures` maps patterns of the server's log to what they mean. `counters` names the series of its metrics page
-    (`metrics`) that count `output` and `input` tokens, `prefix_queries` and `prefix_hits` (tokens) and `preemptions`.
-    `resolved` names what the server decides itself (`attention_backend`, `block_size`, `kv_blocks`, `kv_tokens`,
-    `max_model_len`, `dtype`, `kv_dtype`, `quantization`, `eager`, …) with patterns of its log or metrics page; see `core.resolved`.
-    """
-
-    name: str
-    argv: Callable[[Launch], list[str]]
-    body: Callable[[str, str, int], dict[str, Any]]
-    needs: tuple[str, ...]
-    cure: str
-    distributions: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    health: str = "/health"
-    metrics: str = "/metrics"
-    counters: Mapping[str, str] = field(default_factory=dict)
-    endpoint: str = "/v1/completions"
-    prepare: str | None = None
-    kv_dtypes: tuple[str, ...] = ("auto",)
-    weight_dtypes: tuple[str, ...] = ("auto",)
-    known_failures: tuple[tuple[str, str], ...] = ()
-    resolved: tuple[tuple[str, str], ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+    dummy: bool = False
     source: str = ""

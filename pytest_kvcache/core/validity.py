@@ -20,6 +20,12 @@ class Spoiled(Exception):
 
 MAX_FOREIGN_CORES = 0.3
 MAX_STEAL_CORES = 0.3
+BESIDE_A_GPU = 0.25  # of the cores: they only feed it, and an engine on them would wait for the slowest
+
+
+def allowed_cores(seen: Mapping[str, Any], limit: float) -> float:
+    """How many cores others may take: `limit` beside an engine on the processors, a share of all beside one on a GPU."""
+    return max(limit, BESIDE_A_GPU * seen["cores"]) if seen.get("device") == "gpu" and seen.get("cores") else limit
 
 
 def _exceeds(value: Any, limit: float) -> bool:
@@ -33,18 +39,16 @@ def _named(process: Mapping[str, Any]) -> str:
     return f"{who} {process['cores']:.2f}"
 
 
-def load_problem(
-    seen: Mapping[str, Any], *, max_foreign_cores: float = MAX_FOREIGN_CORES, max_steal_cores: float = MAX_STEAL_CORES
-) -> str | None:
+def load_problem(seen: Mapping[str, Any]) -> str | None:
     """Why the machine was too busy for this window to count (`seen` of `harness.device.LoadWatch`), or None."""
     problems = []
     of_cores = f" of {seen['cores']} cores" if seen.get("cores") is not None else " cores"
     foreign, steal = seen.get("foreign_cores"), seen.get("steal_cores")
-    if _exceeds(foreign, max_foreign_cores):
+    if _exceeds(foreign, most := allowed_cores(seen, MAX_FOREIGN_CORES)):
         names = ", ".join(_named(p) for p in seen.get("foreign", ()))
-        problems.append(f"other processes used {foreign:.2f}{of_cores} (allowed {max_foreign_cores:g})" + (f": {names}" if names else ""))
-    if _exceeds(steal, max_steal_cores):
-        problems.append(f"the hypervisor took {steal:.2f}{of_cores} (allowed {max_steal_cores:g})")
+        problems.append(f"other processes used {foreign:.2f}{of_cores} (allowed {most:g})" + (f": {names}" if names else ""))
+    if _exceeds(steal, most := allowed_cores(seen, MAX_STEAL_CORES)):
+        problems.append(f"the hypervisor took {steal:.2f}{of_cores} (allowed {most:g})")
     return "; ".join(problems) or None
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 
-from ..core.spec import Framework, UserError
+from ..core.framework import Framework
+from ..core.spec import UserError
 
 GROUP = "pytest_kvcache.frameworks"
 

@@ -18,36 +18,35 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..core.spec import Framework, Launch
+from ..core.flags import words
+from ..core.framework import Flag, Framework, Launch
+from ..core.readings import READINGS
+from .shared import NO_MODEL, OUT_OF_MEMORY, PORT_TAKEN, UNPACK_GGUF
 
 # With a fixed greedy configuration the first request, which fixes the batching manager's settings, is like all others.
 _GENERATION = json.dumps({"do_sample": False, "eos_token_id": -1})
 
 CPU_MEMORY = 0.6  # what a server takes of a CPU's memory by itself (`resolve_max_memory_percent`, `continuous_batching/initialization.py`)
 
-_UNPACK_GGUF = """
-import os, sys, torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils.quantization_config import GgufConfig
-source, target = sys.argv[1:]
-folder, name = os.path.split(os.path.abspath(source))
-config = GgufConfig(dequantize=True)
-model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.bfloat16, quantization_config=config)
-model.save_pretrained(target)
-AutoTokenizer.from_pretrained(folder, gguf_file=name).save_pretrained(target)
-"""
+FLAGS = {
+    "weight_dtype": (Flag(words=lambda v: ["--dtype", v]),),
+    "quantization": (Flag(words=lambda v: ["--quantization", v]),),
+    "block_size": (Flag(words=lambda v: ["--cb-block-size", str(v)]),),
+    "max_batched_tokens": (Flag(words=lambda v: ["--cb-max-batch-tokens", str(v)]),),
+}
+WEIGHT_DTYPES = {name: name for name in ("auto", "bfloat16", "float16", "float32")}
 
 
 def argv(launch: Launch) -> list[str]:
-    words = list(launch.command) or [launch.python, "-m", "transformers.cli.transformers", "serve"]
-    words += [launch.model, "--continuous-batching", "--host", launch.host, "--port", str(launch.port)]
-    words += ["--device", "cpu" if launch.device == "cpu" else "cuda"]
-    words += ["--dtype", "bfloat16" if launch.arm.weight_dtype == "auto" else launch.arm.weight_dtype]
-    if launch.arm.block_size is not None:
-        words += ["--cb-block-size", str(launch.arm.block_size)]
+    said = list(launch.command) or [launch.python, "-m", "transformers.cli.transformers", "serve"]
+    said += [launch.model, "--continuous-batching", "--host", launch.host, "--port", str(launch.port)]
+    said += ["--device", "cpu" if launch.device == "cpu" else "cuda"]
+    if launch.arm.weight_dtype == "auto":
+        said += ["--dtype", "bfloat16"]
+    said += words("transformers", FLAGS, launch.arm, launch.version, {"weight_dtype": WEIGHT_DTYPES})
     if launch.arm.memory_share < 1:
-        words += ["--cb-max-memory-percent", f"{CPU_MEMORY * launch.arm.memory_share:.3g}"]
-    return words + list(launch.serve_args)
+        said += ["--cb-max-memory-percent", f"{CPU_MEMORY * launch.arm.memory_share:.3g}"]
+    return said + list(launch.serve_args)
 
 
 def body(model: str, prompt: str, osl: int) -> dict[str, Any]:
@@ -62,14 +61,16 @@ TRANSFORMERS = Framework(
     cure="pip install 'pytest-kvcache[cpu]'",
     distributions=("transformers", "torch"),
     env={"TOKENIZERS_PARALLELISM": "false"},
-    prepare=_UNPACK_GGUF,
-    weight_dtypes=("auto", "bfloat16", "float16", "float32"),
+    prepare=UNPACK_GGUF,
+    flags=FLAGS,
+    weight_dtypes=WEIGHT_DTYPES,
+    unsupported=dict.fromkeys(READINGS, "transformers serve has no metrics page"),
     known_failures=(
-        (r"address already in use", "the port is taken"),
+        PORT_TAKEN,
         (r"No such option:? '?([^\s']+)", "this version of transformers does not know the option {0}"),
         (r"Missing dependencies for serving", "its serving extra is not installed: pip install 'transformers[serving]'"),
-        (r"DefaultCPUAllocator: can't allocate memory|OutOfMemoryError|std::bad_alloc", "out of memory"),
-        (r"(?:Repository Not Found|LocalEntryNotFoundError|couldn't connect to)", "the model cannot be fetched from the hub"),
+        OUT_OF_MEMORY,
+        NO_MODEL,
     ),
     resolved=(
         ("attention_backend", r"Switching from \S+ to (\w+)\. If you need"),

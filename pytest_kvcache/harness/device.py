@@ -183,11 +183,13 @@ class LoadWatch:
     """Watches the CPUs over a measuring window; afterwards `seen` says who used them (`core.cputime.summarise`).
 
     Ours are this process and the pids that `own()` gives, with all their descendants; other children of this process
-    count as foreign while they live. `own` is called about once a second, from another thread.
+    count as foreign while they live. `own` is called about once a second, from another thread. `device` is the kind of device that is
+    measured: what others may take depends on it.
     """
 
-    def __init__(self, own: Callable[[], Set[int]] = frozenset, *, interval_s: float = 1.0) -> None:
+    def __init__(self, own: Callable[[], Set[int]] = frozenset, *, interval_s: float = 1.0, device: str = "cpu") -> None:
         self.seen: dict[str, Any] = {}
+        self._told = {} if device == "cpu" else {"device": device}
         self._own = own
         self._interval_s = interval_s
         self._ledger = cputime.Ledger(os.getpid())
@@ -204,14 +206,14 @@ class LoadWatch:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if not _is_linux():
-            self.seen = {**dict.fromkeys(cputime.FIGURES), "foreign": []}
+            self.seen = {**dict.fromkeys(cputime.FIGURES), "foreign": [], **self._told}
             return
         self._stop.set()
         self._thread.join()
         if self._error is None:
             self._sample()
             cores, hz = len(os.sched_getaffinity(0)), os.sysconf("SC_CLK_TCK")
-            self.seen = cputime.summarise(self._before, _machine(), self._ledger, cores=cores, hz=hz)
+            self.seen = cputime.summarise(self._before, _machine(), self._ledger, cores=cores, hz=hz) | self._told
         elif kind is None:
             raise self._error
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..core.framework import Framework, Launch
 from ..core.record import Trace
-from ..core.spec import Arm, ClosedLoop, Framework, Gpu, Launch, Model, Scenario, UserError, json_hash
+from ..core.spec import Arm, ClosedLoop, Gpu, Model, Scenario, UserError, json_hash
 from ..core.validity import Spoiled, load_problem
 from ..core.workload import make_requests, single_token_words, workload_hash
 from . import weights
 from .canary import canary
 from .device import LoadWatch
 from .environment import fingerprint
+from .gpu_memory import given_back
+from .interpreter import frameworks, installed
 from .resolved import resolved_configuration
 from .running import RunningEngine
 from .server import serve
@@ -40,6 +44,7 @@ class EngineSpec:
     python: str
     command: tuple[str, ...] = ()
     serve_args: tuple[str, ...] = ()
+    tp: int = 1
     other: str = ""
     start_timeout_s: float | None = None
 
@@ -82,6 +87,18 @@ def check_installed(spec: EngineSpec, named_by: str = "") -> None:
         raise UserError(f"{where}; {spec.framework.cure}, or {other}")
 
 
+def write_files(framework: Framework, launch: Launch) -> None:
+    """The launch's own folder, new and empty but for what the framework reads from it; UserError when it cannot be written."""
+    folder = Path(launch.folder)
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for name, text in framework.files(launch).items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as e:
+        raise UserError(f"{folder}: cannot be written ({e.strerror or e})") from e
+
+
 class EngineRunner:
     """Fresh server starts of one engine. `start` gives a function that measures one scenario on the running server."""
 
@@ -94,23 +111,34 @@ class EngineRunner:
         port, serve_args = split_port(self.spec.serve_args)
         if arm.memory_share < 1:  # another server lives beside it, and one port is for one
             port = 0
+        python = self.spec.python_of(arm)
+        folder = self.logs.parent / "launches" / f"{self.spec.framework.name}-{self.spec.model.key}-{arm.name}"
         return Launch(
-            python=self.spec.python_of(arm), command=self.spec.command, model=self.weights.serve, port=port,
-            device=self.spec.gpu.kind, arm=arm, serve_args=serve_args,
+            python=python, command=self.spec.command, model=self.weights.serve, port=port, tp=self.spec.tp, dummy=self.spec.model.dummy,
+            device=self.spec.gpu.kind, arm=arm, serve_args=serve_args, version=self._version(python), folder=str(folder),
         )  # fmt: skip
+
+    def _version(self, python: str) -> str:
+        """The framework's version in an interpreter; unknown of a command, which may be anywhere."""
+        asked = self.spec.framework.distributions
+        if self.spec.command or not asked:
+            return ""
+        found = installed(python)["distributions"]
+        return next((str(found[name]) for name in frameworks(found, asked)[:1]), "")
 
     def environment(self, arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
         """The fingerprint of what these arms, all of one build, run in; what an arm itself asks for is identity."""
-        argv = tuple(self.spec.framework.argv(self.launch(arms[0])))
+        launch = self.launch(arms[0])
         found = fingerprint(
-            python=self.spec.python_of(arms[0]),
+            python=launch.python,
             distributions=self.spec.framework.distributions,
-            argv=argv,
+            argv=tuple(self.spec.framework.argv(launch)),
             gpu_key=self.spec.gpu.key,
-            env=self._env(),
+            env=self._env(launch),
         )
         asked = {f"arm:{a.name}": json_hash(a.asked()) for a in arms if a.asked()}
-        found["identity"] |= {**self.weights.identity, **asked}
+        parallel = {"tp": self.spec.tp} if self.spec.tp > 1 else {}
+        found["identity"] |= {**self.weights.identity, **parallel, **asked}
         return found
 
     def _wait_for_quiet(self) -> None:
@@ -121,7 +149,7 @@ class EngineRunner:
         """
         give_up, told = time.monotonic() + QUIET_PATIENCE_S, False
         while True:
-            with LoadWatch() as watch:
+            with LoadWatch(device=self.spec.gpu.kind) as watch:
                 time.sleep(QUIET_S)
             if not (problem := load_problem(watch.seen)):
                 return
@@ -135,9 +163,9 @@ class EngineRunner:
         """Only for the processors so far: on a GPU the canary must run on the card."""
         return canary() if self.spec.gpu.kind == "cpu" else None
 
-    def _env(self) -> dict[str, str]:
+    def _env(self, launch: Launch) -> dict[str, str]:
         offline = {"HF_HUB_OFFLINE": "1"} if self.weights.local else {}
-        return dict(os.environ) | dict(self.spec.framework.env) | offline
+        return dict(os.environ) | dict(self.spec.framework.env) | self.spec.framework.environ(launch) | offline
 
     def in_turns(self, servers: Sequence[RunningEngine], scenario: Scenario) -> list[Trace]:
         """One scenario on servers that live side by side, see `harness.turns`."""
@@ -156,9 +184,17 @@ class EngineRunner:
         )
         self._wait_for_quiet()
         timeout_s = self.spec.start_timeout_s or START_TIMEOUT_S[self.spec.gpu.kind]
-        with serve(
-            self.spec.framework, self.launch(arm), log=log, env=self._env(), timeout_s=timeout_s, session_id=self.session_id, say=self.say
-        ) as server:
+        launch = self.launch(arm)
+        write_files(self.spec.framework, launch)
+        env = self._env(launch)
+        memory = given_back(env, self.say) if self.spec.gpu.kind == "gpu" else nullcontext()
+        with (
+            memory,
+            serve(self.spec.framework, launch, log=log, env=env, timeout_s=timeout_s, session_id=self.session_id, say=self.say) as server,
+        ):
+            resolved = resolved_configuration(self.spec.framework, server.log, server.base_url)
+            for name in dict.fromkeys(name for name, _ in self.spec.framework.known_warnings if name in resolved):
+                self.say(f"  {self.spec.framework.name} warns: {name.replace('_', ' ')}: {resolved[name]}")
             yield RunningEngine(
                 server=server,
                 framework=self.spec.framework,
@@ -167,5 +203,6 @@ class EngineRunner:
                 arm=arm,
                 run=run,
                 workload=self.workload,
-                resolved=resolved_configuration(self.spec.framework, server.log, server.base_url),
+                device=self.spec.gpu.kind,
+                resolved=resolved,
             )

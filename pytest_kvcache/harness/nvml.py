@@ -121,7 +121,7 @@ def _readings(nvml: Any, asked: Mapping[str, Ask], handle: Any) -> dict[str, Any
 
 
 @contextmanager
-def _nvml() -> Iterator[Any]:
+def opened() -> Iterator[Any]:
     """The binding, initialised; UserError in one line with the cure when there is none or no driver answers."""
     try:
         nvml = importlib.import_module("pynvml")
@@ -147,7 +147,7 @@ def _no_driver(error: Exception) -> UserError:
 def nvidia_gpus() -> list[dict[str, Any]]:
     """The cards of this machine, whatever CUDA_VISIBLE_DEVICES says: `index`, and what can be read of `uuid`, `name`, `pci`,
     `mig_mode`, `mig_devices`, `topology`, `memory_mib`, `driver` and the other readings of this module's tables."""
-    with _nvml() as nvml:
+    with opened() as nvml:
         try:
             count = nvml.nvmlDeviceGetCount()
         except nvml.NVMLError as e:

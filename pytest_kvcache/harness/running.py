@@ -13,12 +13,14 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+from ..core.framework import Framework
 from ..core.load import Load, Seen, Target, plan_workers
+from ..core.readings import Readings
 from ..core.record import OK, RequestRecord, Trace
-from ..core.spec import Arm, ClosedLoop, Framework, OpenLoop, Scenario, UserError
+from ..core.spec import Arm, ClosedLoop, OpenLoop, Scenario, UserError
 from ..core.validity import Spoiled, load_problem
 from ..core.workload import make_requests, schedule, shortened
-from . import counters
+from . import page
 from .device import LoadWatch
 from .loadgen import Workers
 from .server import Server
@@ -43,6 +45,7 @@ class RunningEngine:
     arm: Arm
     run: int
     workload: Callable[[Scenario], str]
+    device: str = "cpu"
     resolved: Mapping[str, Any] = field(default_factory=dict)  # what the server made of its arguments, as it says itself
     times: Counter[str] = field(default_factory=Counter)  # how often each scenario was measured here
 
@@ -68,7 +71,7 @@ class RunningEngine:
         self.times[str(scenario)] += 1
         with ExitStack() as stack:
             workers = stack.enter_context(Workers())
-            glances = stack.enter_context(_Glances(lambda: self.server.pids() | workers.pids(), self.server.failure))
+            glances = stack.enter_context(_Glances(lambda: self.server.pids() | workers.pids(), self.server.failure, self.device))
             target = Target(base_url=self.server.base_url, endpoint=self.framework.endpoint)
             drive = partial(workers.run, target, glance=glances.look, glance_s=GLANCE_S)
             with self._explained():
@@ -104,10 +107,10 @@ class RunningEngine:
             raise died
 
     def _window(self, drive: Drive, load: Load, glances: _Glances) -> tuple[Seen, dict[str, Any]]:
-        before = self._counters()
-        with LoadWatch(own=glances.own) as watch:
+        before = self._readings()
+        with glances.watch() as watch:
             seen = drive(load)
-        return seen, watch.seen | {"asked": len(load.bodies)} | counters.told(before, self._counters())
+        return seen, watch.seen | {"asked": len(load.bodies)} | page.told(before, self._readings())
 
     def _load(self, scenario: Scenario, extra: int, *, part: str = "measured", n: int | None = None) -> Load:
         """The requests of a scenario as bytes, each `extra` words shorter: the server adds that many tokens itself."""
@@ -128,35 +131,38 @@ class RunningEngine:
         (record,) = drive(self._load(shape, 0, part="calibration")).records
         return max(0, (record.input_tokens or CALIBRATION_WORDS) - CALIBRATION_WORDS)
 
-    def _counters(self) -> dict[str, float]:
-        return counters.read(self.server.base_url + self.framework.metrics, self.framework.counters)
+    def _readings(self) -> Readings:
+        return page.read(self.server.base_url, self.framework)
 
 
 class _Glances:
     """A look at server and machine every few seconds of a load; raises what the server died of, and Spoiled when others took
     the machine twice in a row."""
 
-    def __init__(self, own: Pids, failure: Callable[[], Exception | None]) -> None:
-        self.own, self._failure, self._problems = own, failure, 0
+    def __init__(self, own: Pids, failure: Callable[[], Exception | None], device: str) -> None:
+        self.own, self._failure, self.device, self._problems = own, failure, device, 0
 
     def __enter__(self) -> Self:
-        self._watch = LoadWatch(own=self.own).__enter__()
+        self._watch = self.watch().__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._watch.__exit__(kind, error, at)
 
+    def watch(self) -> LoadWatch:
+        return LoadWatch(own=self.own, device=self.device)
+
     def again(self) -> None:
         """Look from now on: what was before, in another server's turn, is no matter."""
         self._watch.__exit__(None, None, None)
-        self._watch, self._problems = LoadWatch(own=self.own).__enter__(), 0
+        self._watch, self._problems = self.watch().__enter__(), 0
 
     def look(self) -> None:
         if died := self._failure():
             raise died
         self._watch.__exit__(None, None, None)
         seen = self._watch.seen
-        self._watch = LoadWatch(own=self.own).__enter__()
+        self._watch = self.watch().__enter__()
         problem = load_problem(seen)
         self._problems = self._problems + 1 if problem else 0
         if problem and self._problems > 1:

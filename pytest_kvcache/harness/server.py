@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.commandline import masked_words, secret_values
+from ..core.framework import Framework, Launch
 from ..core.masking import is_secret_name, masked
-from ..core.spec import Framework, Launch, UserError
+from ..core.spec import UserError
 from . import child
 from .ready import listeners, names, wait_ready
 
@@ -244,8 +245,8 @@ class EngineProcess:
 
     def port_clash(self) -> bool:
         """Whether the log of a running engine says that this very port is taken."""
-        port = str(self.launch.port)
-        return any(port in line and ADDRESS_IN_USE.search(line) for line in self.text().splitlines())
+        port = re.compile(rf"(?<!\d){self.launch.port}(?!\d)")
+        return any(port.search(line) and ADDRESS_IN_USE.search(line) for line in self.text().splitlines())
 
     def failure(self, what: str, taken: bool = False) -> ServerError:
         text = self.told(self.text())
@@ -255,13 +256,23 @@ class EngineProcess:
         reason = self._reason(text)
         parts = [f"{self.framework.name}: {self.told(what)}" + (f"; reason: {reason}" if reason else "")]
         parts.append("\n  ".join([f"end of {self.log}:", *(tail or ["(nothing was logged)"])]))
+        if self.launch.device == "gpu" and "memory" in reason:
+            from .gpu_memory import users
+
+            parts.append(f"on the GPU now: {', '.join(users(self._env)) or 'no process that can be seen'}")
         parts.append(f"by hand: {shlex.join(masked_words(by_hand))}")
         taken = taken or (self.ended() is not None and ADDRESS_IN_USE.search("\n".join(tail)) is not None)
         return (PortTaken if taken else ServerError)("\n".join(parts))
 
     def _reason(self, text: str) -> str:
         for pattern, meaning in self.framework.known_failures:
-            if match := re.search(pattern, text, re.IGNORECASE):
-                return meaning.format(*match.groups()) if match.groups() else meaning
+            if match := re.search(pattern, text, re.IGNORECASE | re.MULTILINE):
+                return explained(meaning.format(*match.groups("")) if match.groups() else meaning, self.framework.history)
         errors = ERROR_LINE.findall(text)
         return errors[-1].strip()[:300] if errors else ""
+
+
+def explained(reason: str, history: Mapping[str, str]) -> str:
+    """A reason that names an argument of a history, with what that says of it: which version has it."""
+    told = next((f"{name} {said}" for name, said in history.items() if re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", reason)), "")
+    return f"{reason}; {told}" if told else reason

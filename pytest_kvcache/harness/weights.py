@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.spec import Framework, Model, UserError, json_hash
+from ..core.framework import Framework
+from ..core.models import EMBEDDED
+from ..core.spec import Model, UserError, json_hash
 
 HASH_WHOLE_BELOW = 2 * 2**30  # larger files are hashed by size and samples: reading 140 GB would take minutes
 SAMPLE = 2**20
@@ -143,6 +145,8 @@ def locate(model: Model, framework: Framework, python: str, say: Callable[[str],
 
     Raises UserError, one line, with the command that cures it.
     """
+    if model.dummy:
+        return _random(model, framework, python, say)
     path = Path(model.path) if model.path else packaged_file(python, model)
     if path is None:
         return _from_hub(model, python)
@@ -160,6 +164,25 @@ def locate(model: Model, framework: Framework, python: str, say: Callable[[str],
     weights = file_hash(path) if path.is_file() else folder_hash(folder)
     identity = {"model": model.key, "weights": weights, "tokenizer": file_hash(tokenizer)}
     return Weights(serve=str(folder), tokenizer=parsed, identity=identity, local=True)
+
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+
+def _random(model: Model, framework: Framework, python: str, say: Callable[[str], None]) -> Weights:
+    """A folder with the shape of a model and the tokenizer of the embedded one, for a server that makes up the weights."""
+    if not framework.dummy:
+        raise UserError(f"--kv-model: {framework.name} cannot serve random weights; vllm and sglang can")
+    embedded = locate(EMBEDDED, framework, python, say)
+    folder = cache_dir() / f"{model.key}-{json_hash([dict(model.config), embedded.identity])}"
+    if not (folder / "config.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in TOKENIZER_FILES:
+            if (Path(embedded.serve) / name).is_file():
+                shutil.copyfile(Path(embedded.serve) / name, folder / name)
+        (folder / "config.json").write_text(json.dumps(dict(model.config), indent=1, sort_keys=True))
+    identity = {"model": model.key, "weights": f"dummy:{json_hash(dict(model.config))}", "tokenizer": embedded.identity["tokenizer"]}
+    return Weights(serve=str(folder), tokenizer=embedded.tokenizer, identity=identity, local=True)
 
 
 def _from_hub(model: Model, python: str) -> Weights:

@@ -6,7 +6,8 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from pytest_kvcache import frameworks
-from pytest_kvcache.core.spec import Arm, Framework, Launch, UserError
+from pytest_kvcache.core.framework import Framework, Launch
+from pytest_kvcache.core.spec import Arm, UserError
 from pytest_kvcache.frameworks.transformers import TRANSFORMERS
 
 

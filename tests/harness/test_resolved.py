@@ -6,10 +6,12 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from pytest_kvcache.frameworks.transformers import TRANSFORMERS
+from pytest_kvcache.frameworks.vllm import VLLM
 from pytest_kvcache.harness.resolved import LOG_BYTES, resolved_configuration
 
-ENGINE = dataclasses.replace(TRANSFORMERS, resolved=(("backend", r"Using (\w+) backend"), ("kv_blocks", r'[{,]num_gpu_blocks="(\d+)"')))
+ENGINE = dataclasses.replace(
+    VLLM, known_warnings=(), resolved=(("backend", r"Using (\w+) backend"), ("kv_blocks", r'[{,]num_gpu_blocks="(\d+)"'))
+)
 PAGE = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="364"} 1.0\n'
 
 

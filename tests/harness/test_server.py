@@ -19,7 +19,8 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_kvcache.core.spec import Arm, Framework, Launch
+from pytest_kvcache.core.framework import Framework, Launch
+from pytest_kvcache.core.spec import Arm
 from pytest_kvcache.harness import ready
 from pytest_kvcache.harness.server import Server, ServerError, marked_processes, serve
 

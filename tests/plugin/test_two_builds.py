@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
+from pytest_kvcache.core.framework import Framework
 from pytest_kvcache.core.gpus import find_gpu
-from pytest_kvcache.core.spec import Framework, Model, UserError
+from pytest_kvcache.core.spec import Model, UserError
 from pytest_kvcache.harness.engine import EngineSpec, check_installed
 from pytest_kvcache.replay import FIGURES
 
@@ -142,7 +143,7 @@ def test_smoke_reports_one_round_and_a_budget_judges_on_those_made(kv_project):
     assert smoke.code == 0
     assert set(smoke.verdicts.values()) == {"inconclusive"}
     assert "about 3 rounds more would settle it" in smoke.out
-    short = kv_project.run(OTHER, "-k", "fixed and c2", "--kv-budget=1s", sleep=0.6)
+    short = kv_project.run(OTHER, "-k", "fixed and c2", "--kv-budget=6s", sleep=3)  # a round of two
     assert set(short.verdicts.values()) == {"inconclusive"}
     assert "the least" in short.out
 

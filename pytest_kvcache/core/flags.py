@@ -1,0 +1,77 @@
+"""How a framework is told what an arm asks for, by its version. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .framework import Flag, Framework
+from .spec import Arm, ClosedLoop, Scenario, UserError
+
+Flags = Mapping[str, tuple[Flag, ...]]
+Dtypes = Mapping[str, Mapping[str, str]]
+DTYPES = ("kv_dtype", "weight_dtype")
+
+
+def told(framework: str, flags: Flags, arm: Arm, version: str, dtypes: Dtypes) -> list[list[str]]:
+    """The words for everything that `arm` asks for, a list for each setting, in the order of an arm's fields. `dtypes` gives the
+    framework's own words for `kv_dtype` and `weight_dtype`. UserError for a setting that this version cannot be told."""
+    found = []
+    for name, value in arm.asked().items():
+        flag = _of_version(flags.get(name, ()), version)
+        if flag is None:
+            raise UserError(f"arm {arm.name}: {_why_not(framework, flags, name, value, version)}")
+        found.append(flag.words(dtypes.get(name, {}).get(value, value)))
+    return found
+
+
+def words(framework: str, flags: Flags, arm: Arm, version: str, dtypes: Dtypes) -> list[str]:
+    """The same as one command line."""
+    return [word for one in told(framework, flags, arm, version, dtypes) for word in one]
+
+
+def unsupported(framework: Framework, arm: Arm, version: str = "") -> str:
+    """What `arm` asks for that the framework, of a version if it is known, does not have; it would be ignored and measured under that
+    name."""
+    for name, value in arm.asked().items():
+        if name in DTYPES and value not in (has := getattr(framework, f"{name}s")):
+            return f"{framework.name} has no {name} {value!r}; it has {', '.join(has)}"
+        if _of_version(framework.flags.get(name, ()), version) is None:
+            return _why_not(framework.name, framework.flags, name, value, version)
+    return ""
+
+
+def beyond(framework: Framework, scenario: Scenario) -> str:
+    """Why a scenario is beyond a framework, whichever version of it: a setting that it cannot be told, or requests at once; empty when it
+    is not."""
+    if framework.one_at_a_time and isinstance(scenario, ClosedLoop) and scenario.concurrency > 1:
+        return f"{framework.name} answers one request at a time: concurrency={scenario.concurrency} would measure its queue"
+    return next(filter(None, (unsupported(framework, arm) for arm in scenario.arms)), "")
+
+
+def _why_not(framework: str, flags: Flags, name: str, value: Any, version: str) -> str:
+    """Why a setting cannot be told, and which version has it."""
+    can = " or ".join(filter(None, (_range(row) for row in flags.get(name, ()))))
+    return " ".join(filter(None, (framework, version))) + f" cannot be told {name}={value!r}" + (f"; versions {can} can" if can else "")
+
+
+def _range(flag: Flag) -> str:
+    return " and ".join(filter(None, (flag.since and f"from {flag.since} on", flag.until and f"before {flag.until}")))
+
+
+def _of_version(rows: Sequence[Flag], version: str) -> Flag | None:
+    """The row for a version; the first, which is today's, when the version is not known."""
+    if not version:
+        return rows[0] if rows else None
+    return next((r for r in rows if not (r.since and before(version, r.since)) and (not r.until or before(version, r.until))), None)
+
+
+def before(version: str, other: str) -> bool:
+    """Whether a version is older than another one. A build of a version (`0.25.1+cu130`, `1.2.0rc4`, a commit) counts as that version,
+    what is no version at all as the newest."""
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(Version(version.partition("@")[0]).base_version) < Version(other)
+    except InvalidVersion:
+        return False

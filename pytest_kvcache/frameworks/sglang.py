@@ -1,0 +1,141 @@
+"""SGLang: `python -m sglang.launch_server`. Not yet met: read, and tested against what was read.
+
+Read in sgl-project/sglang: flags in `docs/backend/server_arguments.md` (0.4), `python/sglang/srt/server_args.py` (0.5.19) and
+`python/sglang/srt/arg_groups/fields/*.py` (0.5.2x); series in `docs/references/production_metrics.md` (0.4) and
+`python/sglang/srt/metrics/collector.py` (0.5.7, later `observability/metrics_collector.py`); the request in
+`python/sglang/srt/entrypoints/openai/protocol.py`; pull requests #23906 (graphs), #12612 (4-bit KV), #4914 (TPOT).
+
+Its page is shown only when it is asked for, and its gauges follow the decode log, hence `--decode-log-interval 1`. Tokens in use do not
+count those that only wait to be reused. Families with labels appear when they are first used. `/health` runs a generation: it is not
+asked while measuring.
+"""
+
+from __future__ import annotations
+
+from ..core.flags import words
+from ..core.framework import Flag, Framework, Launch
+from ..core.readings import Series
+from .shared import NO_MODEL, OUT_OF_MEMORY, PORT_TAKEN, UNKNOWN_ARGUMENT, UNPACK_GGUF, ignoring_eos
+
+KV_DTYPES = {
+    "auto": "auto", "bfloat16": "bf16", "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2", "mxfp8": "mxfp8",
+    "nvfp4": "nvfp4",
+}  # fmt: skip
+WEIGHT_DTYPES = {name: name for name in ("auto", "bfloat16", "float16", "float32")}
+
+
+def _host_tier(gib: float) -> list[str]:
+    return ["--enable-hierarchical-cache", "--hicache-size", f"{max(1, round(gib))}"]
+
+
+FLAGS = {
+    "weight_dtype": (Flag(words=lambda v: ["--dtype", v]),),
+    "quantization": (Flag(words=lambda v: ["--quantization", v]),),
+    "kv_dtype": (Flag(words=lambda v: ["--kv-cache-dtype", v]),),
+    "block_size": (Flag(words=lambda v: ["--page-size", str(v)]),),
+    "max_requests": (Flag(words=lambda v: ["--max-running-requests", str(v)]),),
+    "max_batched_tokens": (Flag(words=lambda v: ["--max-prefill-tokens", str(v)]),),
+    "prefix_cache": (Flag(words=lambda v: [] if v else ["--disable-radix-cache"]),),
+    "chunked_prefill": (Flag(words=lambda v: [] if v else ["--chunked-prefill-size", "-1"]),),
+    "context": (Flag(words=lambda v: ["--context-length", str(v)]),),
+    "cpu_offload_gib": (Flag(words=_host_tier, since="0.4.5"),),
+    "disk_offload_gib": (Flag(words=lambda v: ["--hicache-storage-backend", "file"], since="0.5.0"),),
+}
+
+
+def argv(launch: Launch) -> list[str]:
+    said = list(launch.command) or [launch.python, "-m", "sglang.launch_server"]
+    said += [
+        "--model-path",
+        launch.model,
+        "--host",
+        launch.host,
+        "--port",
+        str(launch.port),
+        "--enable-metrics",
+        "--decode-log-interval",
+        "1",
+    ]
+    if launch.dummy:
+        said += ["--load-format", "dummy"]
+    if launch.tp > 1:
+        said += ["--tp-size", str(launch.tp)]
+    if launch.device == "cpu":
+        said += ["--device", "cpu"]
+    if launch.arm.disk_offload_gib is not None and launch.arm.cpu_offload_gib is None:
+        said += ["--enable-hierarchical-cache"]
+    return (
+        said
+        + words("sglang", FLAGS, launch.arm, launch.version, {"kv_dtype": KV_DTYPES, "weight_dtype": WEIGHT_DTYPES})
+        + list(launch.serve_args)
+    )
+
+
+def environ(launch: Launch) -> dict[str, str]:
+    """Where blocks go on disk; how many may go there is not told to it."""
+    return {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": f"{launch.folder}/kv"} if launch.arm.disk_offload_gib is not None else {}
+
+
+SGLANG = Framework(
+    name="sglang",
+    argv=argv,
+    environ=environ,
+    body=ignoring_eos,
+    needs=("sglang",),
+    cure="pip install 'pytest-kvcache[sglang]'",
+    distributions=("sglang", "sgl-kernel", "torch", "flashinfer-python", "triton", "transformers"),
+    flags=FLAGS,
+    prepare=UNPACK_GGUF,
+    dummy=True,
+    kv_dtypes=KV_DTYPES,
+    weight_dtypes=WEIGHT_DTYPES,
+    readings={
+        "kv_usage": (Series(name="sglang:full_token_usage"), Series(name="sglang:token_usage")),
+        "kv_used_tokens": (Series(name="sglang:kv_used_tokens"), Series(name="sglang:num_used_tokens")),
+        "kv_capacity_tokens": (
+            Series(name="sglang:max_total_num_tokens"),
+            Series(name="sglang:cache_config_info", labels=("page_size", "num_pages")),
+        ),
+        "running": (Series(name="sglang:num_running_reqs"),),
+        "waiting": (Series(name="sglang:num_queue_reqs"),),
+        "output": (Series(name="sglang:generation_tokens_total"),),
+        "input": (Series(name="sglang:prompt_tokens_total"),),
+        "prefix_queries": (Series(name="sglang:prompt_tokens_total"),),
+        "prefix_hits": (Series(name="sglang:cached_tokens_total"),),
+        "preemptions": (Series(name="sglang:num_retracted_requests_total"),),
+        "offload_stored_bytes": (Series(name="sglang:hicache_backup_bytes_total"),),
+        "offload_loaded_bytes": (Series(name="sglang:load_back_bytes_total"),),
+    },
+    known_failures=(
+        PORT_TAKEN,
+        (r"The server socket has failed to listen on any local network address", "the port is taken"),
+        UNKNOWN_ARGUMENT,
+        (r"argument (--[\w-]+): invalid choice: ('[^']*')", "this version has no {1} for {0}"),
+        (
+            r"Not enough memory\. Please try to increase --mem-fraction-static",
+            "no memory is left for the KV cache: see what else uses the device",
+        ),
+        OUT_OF_MEMORY,
+        NO_MODEL,
+    ),
+    known_warnings=(
+        ("kv_scales_missing", r"Using FP8 KV cache but no scaling factors provided"),
+        ("kv_dtype_not_applied", r"--kv-cache-dtype falls back to '?(\w+)'?"),
+        ("kv_pool_capped", r"max_total_tokens=\d+ is larger than the profiled value (\d+)"),
+    ),
+    history={
+        "--disable-cuda-graph": "replaced in 0.5.15 by --cuda-graph-backend-decode=disabled --cuda-graph-backend-prefill=disabled",
+        "--cuda-graph-max-bs": "called --cuda-graph-max-bs-decode now",
+    },
+    resolved=(
+        ("attention_backend", r"attention_backend='(\w+)'|Use (\w+) backend by default"),
+        ("kv_tokens", r"max_total_num_tokens=(\d+)"),
+        ("max_model_len", r"\bcontext_len=(\d+)"),
+        ("max_requests", r"max_running_requests=(\d+)"),
+        ("chunked_prefill_size", r"chunked_prefill_size=(-?\w+)"),
+        ("block_size", r"\bpage_size=(\d+)"),
+        ("dtype", r"Load weight end\..*\bdtype=(?:torch\.)?(\w+)"),
+        ("kv_dtype", r"Using KV cache dtype: (?:torch\.)?(\w+)|kv_cache_dtype='(\w+)'"),
+    ),
+    source="sgl-project/sglang 0.4 to 0.5.2x python/sglang/srt/server_args.py",
+)

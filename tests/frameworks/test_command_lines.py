@@ -1,0 +1,165 @@
+"""Golden command lines, variables and files of every adapter, by version. No framework is installed for this."""
+
+import json
+
+import pytest
+
+from pytest_kvcache.core.framework import Launch
+from pytest_kvcache.core.spec import Arm, UserError
+from pytest_kvcache.frameworks.sglang import SGLANG
+from pytest_kvcache.frameworks.tensorrt_llm import CONFIG, TENSORRT_LLM
+from pytest_kvcache.frameworks.tgi import TGI
+from pytest_kvcache.frameworks.vllm import VLLM
+
+PYTHON = "/venv/bin/python"
+HERE = ["--host", "127.0.0.1", "--port", "8000"]
+
+
+def launch(arm=None, **more):
+    defaults = {"python": PYTHON, "model": "/models/m", "port": 8000, "device": "gpu", "folder": "/scratch/launch"}
+    return Launch(**defaults | more, arm=arm or Arm())
+
+
+def after(framework, arm=None, **more):
+    """What an adapter writes for this launch after what it writes for a plain one."""
+    plain = framework.argv(launch())
+    words = framework.argv(launch(arm, **more))
+    assert words[: len(plain)] == plain
+    return words[len(plain) :]
+
+
+@pytest.mark.parametrize(("framework", "words"), [
+    (VLLM, [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", "/models/m", *HERE]),
+    (SGLANG, [PYTHON, "-m", "sglang.launch_server", "--model-path", "/models/m", *HERE, "--enable-metrics", "--decode-log-interval", "1"]),
+    (TENSORRT_LLM, [
+        "trtllm-serve", "/models/m", *HERE, "--backend", "pytorch", "--extra_llm_api_options", f"/scratch/launch/{CONFIG}",
+    ]),
+    (TGI, ["text-generation-launcher", "--model-id", "/models/m", "--hostname", "127.0.0.1", "--port", "8000"]),
+])  # fmt: skip
+def test_a_plain_launch(framework, words):
+    assert framework.argv(launch()) == words
+
+
+EVERYTHING = Arm(
+    name="b", kv_dtype="fp8", weight_dtype="bfloat16", quantization="fp8", block_size=32, kv_gib=2.0, max_requests=64,
+    max_batched_tokens=4096, prefix_cache=False, chunked_prefill=True, context=8192, cpu_offload_gib=1.5,
+)  # fmt: skip
+
+
+def test_vllm_is_told_everything_an_arm_asks_for():
+    assert after(VLLM, EVERYTHING, version="0.25.1+cu130", tp=4, serve_args=("--seed", "7"), dummy=True) == [
+        "--load-format", "dummy", "--tensor-parallel-size", "4", "--kv-cache-dtype", "fp8", "--dtype", "bfloat16", "--quantization", "fp8",
+        "--block-size", "32", "--kv-cache-memory-bytes", "2147483648", "--max-num-seqs", "64", "--max-num-batched-tokens", "4096",
+        "--no-enable-prefix-caching", "--enable-chunked-prefill", "--max-model-len", "8192",
+        "--kv-offloading-size", "1.5", "--kv-offloading-backend", "native", "--seed", "7",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arm", "version", "words"), [
+    (Arm(chunked_prefill=False), "0.8.5", ["--enable-chunked-prefill=false"]),
+    (Arm(chunked_prefill=False), "0.9.1", ["--no-enable-chunked-prefill"]),
+    (Arm(chunked_prefill=False), "", ["--no-enable-chunked-prefill"]),
+    (Arm(prefix_cache=True), "0.8.5", ["--enable-prefix-caching"]),
+    (Arm(kv_dtype="int8"), "0.33.0", ["--kv-cache-dtype", "int8_per_token_head"]),
+    (Arm(kv_dtype="int4"), "0.33.0", ["--kv-cache-dtype", "int4_per_token_head"]),
+])  # fmt: skip
+def test_vllm_by_version(arm, version, words):
+    assert after(VLLM, arm, version=version) == words
+
+
+@pytest.mark.parametrize(("framework", "arm", "version", "words"), [
+    (VLLM, Arm(kv_gib=1.0), "0.10.2", "vllm 0.10.2 cannot be told kv_gib=1.0; versions from 0.11.1 on can"),
+    (VLLM, Arm(cpu_offload_gib=1.0), "0.11.0", "versions from 0.11.1 on can"),
+    (VLLM, Arm(disk_offload_gib=1.0), "0.22.0", "versions from 0.22.1 on can"),
+    (SGLANG, Arm(kv_gib=1.0), "0.5.23", "sglang 0.5.23 cannot be told kv_gib=1.0"),
+    (TENSORRT_LLM, Arm(block_size=64), "1.0.0", "versions from 1.1 on can"),
+    (TENSORRT_LLM, Arm(disk_offload_gib=1.0), "1.2.0rc4", "tensorrt_llm 1.2.0rc4 cannot be told disk_offload_gib=1.0"),
+    (TGI, Arm(kv_dtype="fp8"), "2.3.1", "versions from 2.4 on can"),
+    (TGI, Arm(chunked_prefill=False), "3.3", "tgi 3.3 cannot be told chunked_prefill=False"),
+])  # fmt: skip
+def test_what_a_version_cannot_be_told_is_an_error_that_names_the_one_that_can(framework, arm, version, words):
+    one = launch(arm, version=version)
+    with pytest.raises(UserError, match="arm base: ") as caught:
+        framework.argv(one), framework.files(one)
+    assert words in str(caught.value)
+
+
+def test_vllm_keeps_blocks_on_disk_by_way_of_memory():
+    _, config = after(VLLM, Arm(disk_offload_gib=20.0, cpu_offload_gib=2.0), version="0.26.0")
+    assert json.loads(config)["kv_connector_extra_config"] == {
+        "spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 2 * 2**30,
+        "secondary_tiers": [{"type": "fs", "root_dir": "/scratch/launch/kv", "max_disk_gib": 20.0}],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("arm", "gib"), [
+    (Arm(), "4"), (Arm(kv_gib=2.0), "2"), (Arm(kv_gib=0.2), "1"), (Arm(memory_share=0.25), "1"), (Arm(memory_share=0.5), "2"),
+])  # fmt: skip
+def test_vllm_on_a_cpu_is_told_its_pool_by_a_variable(arm, gib):
+    one = launch(arm, device="cpu")
+    assert VLLM.environ(one) == {"VLLM_CPU_KVCACHE_SPACE": gib}
+    assert "--kv-cache-memory-bytes" not in VLLM.argv(one)
+    assert VLLM.environ(launch(arm)) == {}
+
+
+def test_sglang_is_told_what_it_can_be():
+    arm = Arm(
+        kv_dtype="fp8", weight_dtype="bfloat16", quantization="fp8", block_size=64, max_requests=8, max_batched_tokens=4096,
+        prefix_cache=False, chunked_prefill=False, context=8192, cpu_offload_gib=16.0,
+    )  # fmt: skip
+    assert after(SGLANG, arm, version="0.5.23", tp=2) == [
+        "--tp-size", "2", "--kv-cache-dtype", "fp8_e4m3", "--dtype", "bfloat16", "--quantization", "fp8", "--page-size", "64",
+        "--max-running-requests", "8", "--max-prefill-tokens", "4096", "--disable-radix-cache", "--chunked-prefill-size", "-1",
+        "--context-length", "8192", "--enable-hierarchical-cache", "--hicache-size", "16",
+    ]  # fmt: skip
+    on_disk = Arm(disk_offload_gib=5.0)
+    assert after(SGLANG, on_disk, version="0.5.23") == ["--enable-hierarchical-cache", "--hicache-storage-backend", "file"]
+    assert SGLANG.environ(launch(on_disk)) == {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": "/scratch/launch/kv"}
+
+
+def test_tensorrt_llm_is_told_everything_in_its_file():
+    arm = Arm(
+        kv_dtype="fp8", weight_dtype="bfloat16", block_size=64, kv_gib=2.0, max_requests=8, max_batched_tokens=4096, prefix_cache=False,
+        chunked_prefill=True, context=8192, cpu_offload_gib=1.0,
+    )  # fmt: skip
+    one = launch(arm, version="1.2.0rc4", tp=2)
+    assert TENSORRT_LLM.argv(one) == TENSORRT_LLM.argv(launch(tp=2))
+    assert TENSORRT_LLM.argv(one)[-4:-2] == ["--tp_size", "2"]
+    assert json.loads(TENSORRT_LLM.files(one)[CONFIG]) == {
+        "enable_iter_perf_stats": True, "return_perf_metrics": True, "dtype": "bfloat16", "max_batch_size": 8, "max_num_tokens": 4096,
+        "enable_chunked_prefill": True, "max_seq_len": 8192, "kv_cache_config": {
+            "dtype": "fp8", "tokens_per_block": 64, "max_gpu_total_bytes": 2**31, "enable_block_reuse": False, "host_cache_size": 2**30,
+        },
+    }  # fmt: skip
+    old = json.loads(TENSORRT_LLM.files(launch(Arm(kv_dtype="fp8"), version="0.20.0"))[CONFIG])
+    assert old["kv_cache_dtype"] == "fp8" and "kv_cache_config" not in old
+
+
+def test_tgi_is_told_what_it_can_be():
+    arm = Arm(kv_dtype="fp8", weight_dtype="float16", max_requests=8, max_batched_tokens=4096, prefix_cache=True, context=8192)
+    assert after(TGI, arm, version="3.3.4", tp=2, serve_args=("--json-output",)) == [
+        "--num-shard", "2", "--kv-cache-dtype", "fp8_e4m3fn", "--dtype", "float16", "--max-batch-size", "8",
+        "--max-batch-prefill-tokens", "4096", "--max-total-tokens", "8192", "--json-output",
+    ]  # fmt: skip
+    assert TGI.environ(launch(arm)) == {"PREFIX_CACHING": "1", "USE_PREFIX_CACHING": "1"}
+    assert TGI.environ(launch()) == {}
+
+
+@pytest.mark.parametrize("framework", [VLLM, SGLANG, TENSORRT_LLM, TGI], ids=lambda f: f.name)
+def test_a_command_of_the_users_own_takes_the_place_of_the_interpreter(framework):
+    words = framework.argv(launch(command=("docker", "run", "image")))
+    assert words[:3] == ["docker", "run", "image"] and PYTHON not in words and "/models/m" in words[:6]
+
+
+@pytest.mark.parametrize("framework", [VLLM, SGLANG, TENSORRT_LLM])
+def test_bodies_ask_for_a_fixed_length_and_for_the_tokens_of_every_event(framework):
+    assert framework.body("m", " a b", 7) == {
+        "model": "m", "prompt": " a b", "max_tokens": 7, "ignore_eos": True, "temperature": 0, "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }  # fmt: skip
+
+
+def test_tgis_body_is_a_chat_since_only_that_tells_token_counts():
+    body = TGI.body("m", " a b", 7)
+    assert (body["model"], body["messages"], body["max_tokens"]) == ("tgi", [{"role": "user", "content": " a b"}], 7)
+    assert body["stream_options"] == {"include_usage": True} and "ignore_eos" not in body
