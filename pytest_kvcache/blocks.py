@@ -121,11 +121,12 @@ def _evidence(
     s = session.settings
     doc, noise = session.document(block.framework, block.model), session.noise(block.framework, block.model)
     record, smoke = "all" if s.calibrate else s.record, s.profile == "smoke"
+    attached = bool(s.endpoint and not s.endpoint.restart)
     found = {}
     for task in block.tasks:
         now = stored.Current(environment=environment, workload=workloads[task.scenario], cores=cores)
         for gate in task.gates:
-            found[gate.key] = gather(doc, gate, now, session.rule, record=record, smoke=smoke, noise=noise)
+            found[gate.key] = gather(doc, gate, now, session.rule, record=record, smoke=smoke, noise=noise, attached=attached)
     return found
 
 

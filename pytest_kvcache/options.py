@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -27,6 +27,8 @@ _OPTIONS = (
     ("framework", "args", "NAME", "Serving framework (repeatable; default: transformers on cpu, vllm on a GPU)"),
     ("model", "args", "PATH|ID|KEY", "Model to serve: a folder or .gguf file, a hub id, or a key of the catalogue (repeatable)"),
     ("tp", "string", "N", "GPUs that the server spreads a model over (tensor parallelism; default: 1)"),
+    ("endpoint", "string", "URL", "Judge a server that runs already, in place of starting one"),
+    ("restart", "string", "CMD", "Shell command that gives the server of --kv-endpoint a fresh start, as baselines need"),
     ("serve-arg", "args", "ARG", "Argument passed on to the server as it is (repeatable)"),
     ("profile", "string", "NAME", f"How much to measure: {', '.join(PROFILES)} (default: ci)"),
     ("budget", "string", "TIME", "Stop starting new runs after this time: 90, 45s, 30m, 2h"),
@@ -36,6 +38,14 @@ _OPTIONS = (
     ("ab", "string", "PYTHON", "Interpreter of another build: measure it and this one in turns, and judge this one against it"),
     ("calibrate", "bool", "", "Measure how much restarts and sessions of this machine differ, and keep it for its gates; judges nothing"),
     ("report", "string", "DIR", "Write report.html, run.json and every request into this folder"),
+)
+# How the server of --kv-endpoint is reached; its key is in the variable KV_API_KEY.
+_REACHED: tuple[tuple[str, Literal["linelist", "bool", "string"], str], ...] = (
+    ("kv_headers", "linelist", "Headers for the server of --kv-endpoint, a line each: Name: value"),
+    ("kv_ca_file", "string", "Certificate of the authority to trust, for an https endpoint"),
+    ("kv_cert_file", "string", "Client certificate for an https endpoint"),
+    ("kv_key_file", "string", "Its key, where it is not in the same file"),
+    ("kv_insecure", "bool", "Check no certificate of an https endpoint"),
 )
 _REPEATABLE = ("framework", "model", "serve-arg")
 
@@ -53,9 +63,15 @@ def add_options(parser: pytest.Parser) -> None:
         parser.addini(dest, text, type=kind, default={"args": [], "bool": False, "string": ""}[kind])
     parser.addini("kv_strict", "Fail tests whose gate is inconclusive", type="bool", default=False)
     parser.addini("kv_start_timeout", "Longest wait for a server to be ready: 90, 45s, 30m (default: 3m on cpu, 15m on a GPU)", default="")
+    for name, kind, text in _REACHED:
+        parser.addini(name, text, type=kind, default={"linelist": [], "bool": False, "string": ""}[kind])
     for name in frameworks.names():
         parser.addini(f"kv_python_{name}", f"Interpreter that has {name} (default: the one that runs pytest)", default="")
         parser.addini(f"kv_command_{name}", f"Command that starts {name}, in place of its interpreter (a container, say)", default="")
+
+
+if TYPE_CHECKING:
+    from .core.address import Endpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +93,7 @@ class Settings:
     engines: tuple[Engine, ...]
     models: tuple[Model, ...]
     tp: int
+    endpoint: Endpoint | None
     serve_args: tuple[str, ...]
     profile: str
     budget_s: float | None
@@ -124,6 +141,52 @@ def parse_time(text: str, where: str) -> float:
     return seconds
 
 
+def _endpoint(config: pytest.Config, record: str) -> Endpoint | None:
+    """The server that runs already; UserError for what cannot be right of it, or beside it."""
+    text, restart = _value(config, "endpoint"), _value(config, "restart")
+    if not text:
+        if restart:
+            raise UserError("--kv-restart goes with --kv-endpoint: it restarts the server that this names")
+        return None
+    from .core.address import Endpoint, parse
+
+    if other := next(
+        (o for o in ("ab", "calibrate", "serve-arg", "tp") if _value(config, o.replace("-", "_")) not in ("", "[]", "False")), ""
+    ):
+        raise UserError(f"--kv-{other}: nothing is started with --kv-endpoint; leave one of the two out")
+    if record and not restart:
+        raise UserError(
+            "--kv-record with --kv-endpoint: a baseline is made of fresh starts; name the command that makes one by --kv-restart"
+        )
+    headers = dict(_header(line) for line in config.getini("kv_headers"))
+    if key := os.environ.get("KV_API_KEY"):
+        headers.setdefault("Authorization", f"Bearer {key}")
+    files = {name: _file(config, name) for name in ("ca_file", "cert_file", "key_file")}
+    found = Endpoint(address=parse(text), headers=headers, insecure=bool(config.getini("kv_insecure")), restart=restart, **files)
+    try:
+        found.target("", os.environ)
+    except ValueError as e:
+        raise UserError(f"--kv-endpoint: {e}") from e
+    return found
+
+
+def _header(line: str) -> tuple[str, str]:
+    name, colon, value = line.partition(":")
+    if not colon or not re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name.strip()):
+        raise UserError("kv_headers: a line is no header; write Name: value")  # the line itself may be a secret
+    return name.strip(), value.strip()
+
+
+def _file(config: pytest.Config, name: str) -> str | None:
+    named = str(config.getini(f"kv_{name}"))
+    if not named:
+        return None
+    path = config.rootpath / Path(named).expanduser()
+    if not path.is_file():
+        raise UserError(f"kv_{name}={named}: no such file")
+    return str(path)
+
+
 def _tensor_parallel(text: str, gpu: str) -> int:
     if not text:
         return 1
@@ -169,7 +232,9 @@ def _asked(config: pytest.Config) -> Subject:
     return Subject(
         gpu=gpu.key,
         profile="ci",
-        frameworks=_unique(_values(config, "framework") or [frameworks.default_name(gpu.kind)]),
+        frameworks=_unique(
+            _values(config, "framework") or [frameworks.default_name("endpoint" if _value(config, "endpoint") else gpu.kind)]
+        ),
         models=tuple(_model(n) for n in _unique(_values(config, "model") or [default_model(gpu)])),
         run=None,
     )
@@ -254,11 +319,14 @@ def read_settings(config: pytest.Config) -> Settings:
         named, record = config.getoption("kv_baselines") or "", ""
     profile = config.getoption("kv_profile") if replay else _value(config, "profile")
     engines = tuple(_engine(config, n) for n in subject.frameworks)
+    if len(engines) > 1 and _value(config, "endpoint") and not replay:
+        raise UserError(f"--kv-framework: one server is one framework, {len(engines)} are named; leave all but one out")
     return Settings(
         gpu=find_gpu(subject.gpu),
         engines=engines,
         models=subject.models,
         tp=_tensor_parallel(_value(config, "tp"), subject.gpu),
+        endpoint=None if subject.run else _endpoint(config, record),
         serve_args=tuple(_values(config, "serve_arg")),
         profile=_choice("profile", profile or subject.profile, PROFILES),
         budget_s=parse_time(budget, "--kv-budget") if budget else None,

@@ -214,6 +214,8 @@ class Conductor:
         from .core.flags import beyond
 
         name = item.callspec.params["kv_framework"]  # type: ignore[attr-defined]
+        if self.settings.endpoint and (asked := next((a for a in scenario.arms if a.asked()), None)):
+            return f"a server that runs already cannot be told {', '.join(asked.asked())} of the arm {asked.name}"
         return beyond(next(e.framework for e in self.settings.engines if e.framework.name == name), scenario)
 
     def _is_asked(self, item: pytest.Item, scenario: Scenario) -> bool:
@@ -369,6 +371,8 @@ class Conductor:
             terminalreporter.write_line(terminal.headline(rows), bold=True)
         for colour, line in terminal.summary(rows):
             terminalreporter.write_line(line, **terminal.COLOURS.get(colour, {}))
+        for line in terminal.side_by_side(rows):
+            terminalreporter.write_line(line)
         if judged := sum(r["p_seq"] is not None for r in rows):
             from .core.gate import false_alarms
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -71,7 +72,7 @@ class KvSession:
             for model in self.settings.models:
                 self.document(engine.framework.name, model.key)
                 self.noise(engine.framework.name, model.key)
-                if self.runner_for(engine.framework.name, model.key) is None:
+                if self.runner_for(engine.framework.name, model.key) is None and not self.settings.endpoint:
                     self._check_device()
                     spec = self._spec(engine, model.key)
                     check_installed(spec)
@@ -148,6 +149,8 @@ class KvSession:
             return "record"
         if gate.against:
             return "report" if self.settings.profile == "smoke" else "pair"
+        if self.settings.endpoint and not self.settings.endpoint.restart:
+            return "attached"
         if record == "all" or (record == "missing" and (entry is None or len(entry["runs"]) < MIN_BASE_RUNS)):
             return "record"
         return "report" if self.settings.profile == "smoke" else "judge" if known else "nothing"
@@ -213,6 +216,8 @@ class KvSession:
         return self.scratch / "blocks" / f"{hashlib.sha256(block_id.encode()).hexdigest()[:16]}.json"
 
     def device(self) -> str:
+        if self.settings.endpoint:
+            return "endpoint-" + re.sub(r"\W+", "-", self.settings.endpoint.address.origin)
         if self.settings.gpu.kind == "cpu":
             return "cpu"
         from .core.cards import device_id
@@ -248,6 +253,16 @@ class KvSession:
             start_timeout_s=self.settings.start_timeout_s,
         )  # fmt: skip
 
+    def _attached(self, engine: Engine, model_key: str) -> Any:
+        from .harness.attached import AttachedRunner
+
+        s = self.settings
+        model = next(m for m in s.models if m.key == model_key)
+        assert s.endpoint
+        return AttachedRunner(
+            s.endpoint, engine.framework, model, s.gpu, engine.python, env=os.environ, say=self.say, start_timeout_s=s.start_timeout_s
+        )
+
     def runner(self, framework: str, model: str) -> Any:
         """How runs of an engine and a model are made, once a session."""
         from .harness.engine import EngineRunner
@@ -255,8 +270,10 @@ class KvSession:
         key = (framework, model)
         if key not in self._runners:
             engine = next(e for e in self.settings.engines if e.framework.name == framework)
-            self._runners[key] = self.runner_for(*key) or EngineRunner(
-                self._spec(engine, model), session_id=self.id, logs=self.scratch / "logs", say=self.say
+            self._runners[key] = self.runner_for(*key) or (
+                self._attached(engine, model)
+                if self.settings.endpoint
+                else EngineRunner(self._spec(engine, model), session_id=self.id, logs=self.scratch / "logs", say=self.say)
             )
         return self._runners[key]
 

@@ -1,8 +1,8 @@
 """NVML played back: what the functions of nvidia-ml-py answered for each card, errors and bytes included.
 
 A recording is JSON-plain. `system` holds answers without a card, each of `cards` those of one: a value, `{"error": name}`,
-`{"bytes": text}`, `{"struct": {...}}`, or `{"by": {argument: answer}}` for functions with a second argument. What was not recorded
-does not exist, as in an older binding.
+`{"bytes": text}`, `{"struct": {...}}`, a list of these, or `{"by": {argument: answer}}` for functions with a second argument. What was not
+recorded does not exist, as in an older binding.
 """
 
 import copy
@@ -91,6 +91,12 @@ class RecordedNvml(types.SimpleNamespace):
     def nvmlDeviceGetHandleByIndex(self, index):
         return self.answer(self.cards[index]) if "error" in self.cards[index] else self.cards[index]
 
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        for each in self.everything():
+            if each.get("nvmlDeviceGetUUID") == uuid:
+                return each
+        raise self.error("NotFound")
+
     def nvmlDeviceGetTopologyCommonAncestor(self, a, b):
         return 0 if a is b else self.near
 
@@ -123,4 +129,4 @@ class RecordedNvml(types.SimpleNamespace):
             return answer["bytes"].encode()
         if isinstance(answer, dict) and "struct" in answer:
             return types.SimpleNamespace(**{k: self.answer(v) for k, v in answer["struct"].items()})
-        return answer
+        return [self.answer(each) for each in answer] if isinstance(answer, list) else answer

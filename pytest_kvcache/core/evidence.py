@@ -34,19 +34,22 @@ class Evidence:
 
 def gather(
     doc: Mapping[str, Any], gate: GateSpec, now: stored.Current, rule: Rule, *, record: str | None = None, smoke: bool = False,
-    noise: Mapping[str, Any] | None = None,
+    noise: Mapping[str, Any] | None = None, attached: bool = False,
 ) -> Evidence:  # fmt: skip
     """From a baseline document, for the environment and workload of `now`; a gate between two arms needs no more than these.
 
-    `noise` is a document of the same form, of the sessions that calibrated the machine.
+    `noise` is a document of the same form, of the sessions that calibrated the machine. A server that is `attached` has no fresh starts:
+    one run of it is one observation, whatever is asked.
     """
     if gate.against:
-        return Evidence(need="report" if smoke else "pair", base=Base())
+        return Evidence(need="report" if smoke or attached else "pair", base=Base())
     metric = find_metric(gate.metric)
     base = stored.lookup(doc, gate.key, metric, now)
     if noise and base.runs:
         known = session_sd(stored.lookup(noise, gate.key, metric, now), metric.better, rule)
         base = dataclasses.replace(base, session_sd=known)
+    if attached:
+        return Evidence(need="attached", base=base)
     return Evidence(need=stored.need(base, rule, record=record, smoke=smoke), base=base)
 
 

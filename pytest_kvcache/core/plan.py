@@ -199,7 +199,8 @@ def runs_range(rule: Rule, needs: Iterable[str], run: int = 1) -> tuple[int, int
     """Fewest and most runs of a block, by what its gates need (see `core.evidence.Evidence`), seen from before a `run`."""
     looks, rounds = ([n for n in r.looks if n >= run] or [run] for r in (rule, PAIRED))
     bounds = {
-        "judge": (looks[0], looks[-1]), "record": (rule.record_runs, rule.record_runs), "report": (1, 1), "nothing": (0, 0),
+        "judge": (looks[0], looks[-1]), "record": (rule.record_runs, rule.record_runs), "report": (1, 1), "attached": (1, 1),
+        "nothing": (0, 0),
         "pair": (rounds[0], rounds[-1]),
     }  # fmt: skip
     found = [bounds[n] for n in needs]

@@ -104,7 +104,7 @@ def settle(gate: GateSpec, progress: Progress, orders: Orders, *, final: bool) -
     """
     if gate.against:
         return _paired(gate, progress, orders, final=final)
-    if orders.needs[gate.key] not in ("judge", "report"):
+    if orders.needs[gate.key] not in ("judge", "report", "attached"):
         return _settled(gate, progress, orders, final=final)
     gate, rule, notes = as_judged(gate, orders.bases[gate.key], orders.rule)
     found = _settled(gate, progress, dataclasses.replace(orders, rule=rule), final=final)
@@ -120,7 +120,7 @@ def _settled(gate: GateSpec, progress: Progress, orders: Orders, *, final: bool)
     for n in sorted({whole, *(n for n in rule.looks if n < whole)}) if need == "judge" else ():
         if (found := _judged(gate, progress, orders, runs[:n], final=False)).settled:
             return found
-    enough = {"record": rule.record_runs, "report": 1, "judge": rule.looks[-1]}[need]
+    enough = {"record": rule.record_runs, "report": 1, "attached": 1, "judge": rule.looks[-1]}[need]
     if whole < enough:
         if whole < len(values):
             return Verdict(verdict=INVALID, reason=f"{gate.metric} is missing from run {runs[whole]['run']}", margin=gate.margin)
@@ -132,7 +132,7 @@ def _settled(gate: GateSpec, progress: Progress, orders: Orders, *, final: bool)
         return _judged(gate, progress, orders, runs[:enough], final=True)
     if need == "record":
         return _recorded(gate, values[:enough], rule)
-    return _reported(gate, values[:enough], orders.bases[gate.key], rule)
+    return _reported(gate, values[:enough], orders.bases[gate.key], rule, attached=need == "attached")
 
 
 def _paired(gate: GateSpec, progress: Progress, orders: Orders, *, final: bool) -> Verdict | None:
@@ -175,7 +175,7 @@ def _judged_pairs(
 def _reported_pair(gate: GateSpec, old: dict[str, Any], new: dict[str, Any], rule: Rule) -> Verdict:
     (was,), (now,) = values_of([(old, new)], gate.metric)
     return Verdict(
-        verdict=INCONCLUSIVE, reason="profile smoke takes one run: reported, not judged", value=now, baseline=was, change=now / was - 1,
+        verdict=INCONCLUSIVE, reason=SMOKE, value=now, baseline=was, change=now / was - 1,
         runs=(now,), baseline_runs=(was,), margin=gate.margin, more_runs=rule.looks[0] - 1,
     )  # fmt: skip
 
@@ -220,15 +220,23 @@ def _recorded(gate: GateSpec, values: list[float], rule: Rule) -> Verdict:
     return Verdict(verdict=NO_BASELINE, reason=short, value=value, runs=tuple(values), margin=gate.margin)
 
 
-def _reported(gate: GateSpec, values: list[float], base: Base, rule: Rule) -> Verdict:
+SMOKE = "profile smoke takes one run: reported, not judged"
+ATTACHED = (
+    "an attached server is not restarted, so this is one observation: reported, not judged; --kv-restart=COMMAND gives it fresh starts"
+)
+
+
+def _reported(gate: GateSpec, values: list[float], base: Base, rule: Rule, *, attached: bool = False) -> Verdict:
     value = geometric_mean(values) if values else None
     if base.runs:
         base = in_unit(base, find_metric(gate.metric).unit) or Base(mismatch=f"it is stored in {base.unit!r}")
     if not base.runs:
-        return Verdict(verdict=NO_BASELINE, reason=base.missing or base.mismatch, value=value, runs=tuple(values), margin=gate.margin)
+        missing = "; ".join(filter(None, (ATTACHED, base.missing or base.mismatch))) if attached else base.missing or base.mismatch
+        kind = INCONCLUSIVE if attached else NO_BASELINE
+        return Verdict(verdict=kind, reason=missing, value=value, runs=tuple(values), margin=gate.margin)
     stored = geometric_mean(base.runs)
     return Verdict(
-        verdict=INCONCLUSIVE, reason="profile smoke takes one run: reported, not judged", value=value, baseline=stored,
+        verdict=INCONCLUSIVE, reason=ATTACHED if attached else SMOKE, value=value, baseline=stored,
         change=value / stored - 1 if value else None, runs=tuple(values), baseline_runs=base.runs, margin=gate.margin,
-        more_runs=max(1, rule.looks[0] - len(values)),
+        more_runs=None if attached else max(1, rule.looks[0] - len(values)),
     )  # fmt: skip

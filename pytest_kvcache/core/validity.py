@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +25,10 @@ BESIDE_A_GPU = 0.25  # of the cores: they only feed it, and an engine on them wo
 
 
 def allowed_cores(seen: Mapping[str, Any], limit: float) -> float:
-    """How many cores others may take: `limit` beside an engine on the processors, a share of all beside one on a GPU."""
+    """How many cores others may take: `limit` beside an engine on the processors, a share of all beside one on a GPU. An attached server
+    is not seen among them: what our client lacks of this machine is told by its own clocks."""
+    if seen.get("device") == "attached":
+        return math.inf
     return max(limit, BESIDE_A_GPU * seen["cores"]) if seen.get("device") == "gpu" and seen.get("cores") else limit
 
 
@@ -117,6 +121,7 @@ def cache_problem(
     `prefix_queries` and `prefix_hits` (tokens): prompts that should be new (`cold`) were served from the prefix cache, or
     the other way round; `preemptions` where none may be. A counter that is missing says nothing, one that fell was reset.
     """
+    before = _with_first_uses(before, after)
     grown = {name: after[name] - before[name] for name in after if name in before}
     if fell := [name for name, n in grown.items() if n < 0]:
         return f"the server's counters fell during the load ({', '.join(sorted(fell))}): it was restarted"
@@ -132,8 +137,14 @@ def cache_problem(
     return None
 
 
+def _with_first_uses(before: Mapping[str, float], after: Mapping[str, float]) -> Mapping[str, float]:
+    """A reading with 0 for what was counted since for the first time: SGLang's page has no hits before the first one."""
+    return {**{name: 0.0 for name in ("prefix_hits", "preemptions") if name in after}, **before} if before else before
+
+
 def hit_rate(before: Mapping[str, float], after: Mapping[str, float]) -> float | None:
     """Share of prompt tokens found in the prefix cache between two readings; None where nothing was asked or is not counted."""
+    before = _with_first_uses(before, after)
     try:
         queries, hits = (after[k] - before[k] for k in ("prefix_queries", "prefix_hits"))
     except KeyError:

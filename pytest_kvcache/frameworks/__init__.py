@@ -35,5 +35,5 @@ def load(name: str) -> Framework:
 
 
 def default_name(kind: str) -> str:
-    """The framework used when none is named, by kind of device (`cpu` or `gpu`)."""
-    return {"cpu": "transformers", "gpu": "vllm"}[kind]
+    """The framework used when none is named, by kind of device (`cpu` or `gpu`), or for an `endpoint`."""
+    return {"cpu": "transformers", "gpu": "vllm", "endpoint": "openai"}[kind]

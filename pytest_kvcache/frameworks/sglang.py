@@ -32,7 +32,7 @@ FLAGS = {
     "weight_dtype": (Flag(words=lambda v: ["--dtype", v]),),
     "quantization": (Flag(words=lambda v: ["--quantization", v]),),
     "kv_dtype": (Flag(words=lambda v: ["--kv-cache-dtype", v]),),
-    "block_size": (Flag(words=lambda v: ["--page-size", str(v)]),),
+    "block_size": (Flag(words=lambda v: ["--page-size", str(v)], since="0.4.5"),),
     "max_requests": (Flag(words=lambda v: ["--max-running-requests", str(v)]),),
     "max_batched_tokens": (Flag(words=lambda v: ["--max-prefill-tokens", str(v)]),),
     "prefix_cache": (Flag(words=lambda v: [] if v else ["--disable-radix-cache"]),),

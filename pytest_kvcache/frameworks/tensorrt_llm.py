@@ -44,8 +44,9 @@ FLAGS = {
 
 
 def options(launch: Launch) -> dict[str, Any]:
-    """What the file says: the iterations that its metrics page is made of, and what the arm asks for."""
-    found: dict[str, Any] = {"enable_iter_perf_stats": True, "return_perf_metrics": True}
+    """What the file says: the iterations that its metrics page is made of, and what the arm asks for. With `return_perf_metrics` the server
+    would read that page itself, which empties it."""
+    found: dict[str, Any] = {"enable_iter_perf_stats": True}
     for *path, said in told("tensorrt_llm", FLAGS, launch.arm, launch.version, {"kv_dtype": KV_DTYPES, "weight_dtype": WEIGHT_DTYPES}):
         place = found
         for name in path[:-1]:

@@ -6,21 +6,35 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core.framework import Framework
+from ..core.load import Target
 from ..core.readings import TOTALS, Readings, grown, nothing, readings
+from .tls import tls_context
 
 TIMEOUT_S = 5.0
 UNREACHABLE, UNREADABLE = "unreachable", "unreadable"
 
 
-def fetch(url: str) -> tuple[str, str]:
+def opener(target: Target | None) -> Any:
+    """How a server is asked something outside of any load: directly where it is ours, else as `target` says. OSError for certificates
+    that cannot be read."""
+    import urllib.request
+
+    proxies = {"http": target.proxy, "https": target.proxy} if target and target.proxy else {}
+    handlers: list[Any] = [urllib.request.ProxyHandler(proxies)]
+    if target and target.base_url.startswith("https"):
+        handlers.append(urllib.request.HTTPSHandler(context=tls_context(target)))
+    return urllib.request.build_opener(*handlers)
+
+
+def fetch(url: str, target: Target | None = None) -> tuple[str, str]:
     """The text of a page, and why there is none: `http_404`, `unreachable`."""
     import http.client
     import urllib.error
     import urllib.request
 
     try:
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the server is on this machine
-        with direct.open(url, timeout=TIMEOUT_S) as answer:
+        asked = urllib.request.Request(url, headers=dict(target.headers) if target else {})
+        with opener(target).open(asked, timeout=TIMEOUT_S) as answer:
             return str(answer.read().decode(errors="replace")), ""
     except urllib.error.HTTPError as e:
         return "", f"http_{e.code}"
@@ -28,12 +42,12 @@ def fetch(url: str) -> tuple[str, str]:
         return "", UNREACHABLE
 
 
-def read(base_url: str, framework: Framework) -> Readings:
+def read(base_url: str, framework: Framework, target: Target | None = None) -> Readings:
     """What a server's page says in common words. No page, or none that can be read, gives the reason: its counters only check what the
     client saw."""
     if not framework.readings:
         return readings("", {}, framework.unsupported)
-    page, why = fetch(base_url + framework.metrics)
+    page, why = fetch(base_url + framework.metrics, target)
     if why:
         return nothing(why)
     try:

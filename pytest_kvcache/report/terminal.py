@@ -14,6 +14,7 @@ from ..core.calibration import Noise
 from ..core.gate import NO_BASELINE, VERDICTS
 from ..core.spec import OTHER
 from ..core.text import one_line
+from . import engines
 from .numbers import MINUS, NONE, THIN, interval, percent, probability, quantity, share
 
 _PLAIN = str.maketrans({MINUS: "-", THIN: " ", NONE: "-"})
@@ -88,9 +89,9 @@ def figures(v: Mapping[str, Any]) -> str:
     return plain(f"{text} ({'; '.join(inside)})")
 
 
-def line(v: Mapping[str, Any]) -> str:
-    """One gate on one line."""
-    parts = [f"{label(v):{_LABEL_WIDTH}}  {v['key']}", figures(v)]
+def line(v: Mapping[str, Any], of: str = "") -> str:
+    """One gate on one line; `of` is the engine, where there are several."""
+    parts = [f"{label(v):{_LABEL_WIDTH}}  {of + ': ' if of else ''}{v['key']}", figures(v)]
     if v["verdict"] not in ("pass", "improvement", "regression") or v.get("at_least"):
         parts.append(v["reason"].partition("\n")[0])
     return one_line("  ".join(p for p in parts if p))
@@ -158,12 +159,24 @@ def headline(verdicts: Sequence[Mapping[str, Any]]) -> str:
 def summary(verdicts: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """(colour key, line) pairs for the end of the session, worst first."""
     rows: list[tuple[str, str]] = []
+    called = engines.names(verdicts)
     for v in sorted(verdicts, key=order):
-        rows.append((label(v), line(v)))
+        rows.append((label(v), line(v, called[engines.engine(v)])))
         if v["verdict"] not in ("pass", "invalid", "no-baseline"):
             rows += [("", "    " + text) for text in details(v)]
     cures = dict.fromkeys(v["cure"] for v in verdicts if v["cure"] and v["verdict"] in ("no-baseline", "invalid"))
     return rows + [("", text) for text in _notes(verdicts) + _log(verdicts)] + [("", one_line(f"to cure it: {cure}")) for cure in cures]
+
+
+def side_by_side(verdicts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What several engines give for the same claims, as a table; empty with one."""
+    names, rows = engines.table(verdicts)
+    if not rows:
+        return []
+    cells = [[one_line(plain(cell)) for cell in row] for row in (["", *names], *([key, *found] for key, found in rows))]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    head = "engines side by side (means of the runs, the difference is to the first; no verdict):"
+    return [head, *("  " + "  ".join(f"{c:{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in cells)]
 
 
 def noise_lines(found: Sequence[Noise]) -> list[str]:

@@ -149,6 +149,9 @@ def test_client_and_server_must_count_the_same_tokens(counted: dict[str, float],
     ({"preemptions": 3}, {"preemptions": 5}, {}, "the server preempted 2 requests"), ({"preemptions": 3}, {"preemptions": 5}, {"preempted": True}, None),
     ({"preemptions": 3, "output": 9}, {"preemptions": 0, "output": 2}, {}, "counters fell during the load (output, preemptions)"),
     ({}, {}, {}, None), ({}, {"preemptions": 5}, {}, None),
+    # SGLang's page has these from their first use on
+    ({"prefix_queries": 0}, {"prefix_queries": 1000, "prefix_hits": 500}, {}, "the prefix cache was warm: 50.0%"),
+    ({"output": 1}, {"output": 9, "preemptions": 5}, {}, "the server preempted 5 requests"),
 ])  # fmt: skip
 def test_the_servers_own_counters(before: Any, after: Any, how: Any, words: str | None) -> None:
     problem = cache_problem(before, after, **how)

@@ -126,7 +126,7 @@ def test_tensorrt_llm_is_told_everything_in_its_file():
     assert TENSORRT_LLM.argv(one) == TENSORRT_LLM.argv(launch(tp=2))
     assert TENSORRT_LLM.argv(one)[-4:-2] == ["--tp_size", "2"]
     assert json.loads(TENSORRT_LLM.files(one)[CONFIG]) == {
-        "enable_iter_perf_stats": True, "return_perf_metrics": True, "dtype": "bfloat16", "max_batch_size": 8, "max_num_tokens": 4096,
+        "enable_iter_perf_stats": True, "dtype": "bfloat16", "max_batch_size": 8, "max_num_tokens": 4096,
         "enable_chunked_prefill": True, "max_seq_len": 8192, "kv_cache_config": {
             "dtype": "fp8", "tokens_per_block": 64, "max_gpu_total_bytes": 2**31, "enable_block_reuse": False, "host_cache_size": 2**30,
         },

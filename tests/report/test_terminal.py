@@ -21,6 +21,7 @@ def verdict(word: str, text: str) -> Plain:
     """A gate all of whose texts of others' are `text`."""
     return {
         "verdict": word, "outcome": "failed" if word in ("regression", "invalid", "no-baseline") else "passed", "key": KEY,
+        "block": "transformers/smollm2-135m/base",
         "reason": text, "value": 40.1, "baseline": 41.0, "unit": "tok/s", "change": -0.02, "low": -0.09, "high": 0.05, "margin": 0.15,
         "runs": [40.1], "baseline_runs": [41.0], "p_seq": 0.5, "cure": text, "changed": [text] * 10, "notes": [text], "remarks": [text],
         "moved_with": [text], "more_runs": 3, "certifiable": 0.2,

@@ -1,0 +1,149 @@
+"""Where a running server is, in any form in which people write it, and whether a proxy stands between. Pure.
+
+A path that ends in a version (`/v1`) is the API's, one without gets `/v1`; a full API path is taken as it is. `/metrics` and `/health` are
+at the server's root. A loopback server is never reached through a proxy, whatever the variables say.
+"""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from .load import Target
+from .spec import UserError
+
+APIS = {"chat": "/chat/completions", "completions": "/completions"}
+UNSPECIFIED = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # addresses to bind, not to call
+_VERSION = re.compile(r"/v\d+[a-z0-9]*$", re.IGNORECASE)
+_API = re.compile(rf"({'|'.join(map(re.escape, sorted(APIS.values(), reverse=True)))})$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Address:
+    """A server. `origin` is `scheme://host:port`; `root` the path before the version, `api` the path of the API with it, and `query` what
+    follows every path. `headers` carry what stood as user and password in the address."""
+
+    origin: str
+    root: str = ""
+    api: str = "/v1"
+    full: str = ""
+    query: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def endpoint(self, api: str) -> str:
+        """Path of `completions` or `chat`, with the query."""
+        return (self.full or self.api + APIS[api]) + self.query
+
+    def models(self) -> str:
+        return f"{self.api}/models{self.query}"
+
+    def at_root(self, path: str) -> str:
+        """`/metrics` and its like."""
+        return self.root + path
+
+    def shown(self) -> str:
+        """For people: without user and password."""
+        scheme, _, host = self.origin.partition("://")
+        return f"{scheme}://{'***@' if self.headers else ''}{host}{self.full or self.api}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """A server that runs already, and how it is reached. `restart` is a shell command that gives it a fresh start."""
+
+    address: Address
+    headers: Mapping[str, str] = field(default_factory=dict)
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    insecure: bool = False
+    restart: str = ""
+
+    def target(self, path: str, env: Mapping[str, str]) -> Target:
+        """Where requests to a path go, with the proxy that the variables set."""
+        return Target(
+            base_url=self.address.origin, endpoint=path, headers={**self.address.headers, **self.headers}, ca_file=self.ca_file,
+            cert_file=self.cert_file, key_file=self.key_file, insecure=self.insecure, proxy=proxy_for(self.address.origin, env),
+        )  # fmt: skip
+
+
+def parse(text: str, where: str = "--kv-endpoint") -> Address:
+    """The server that a user names; UserError, one line, when it is no http address."""
+    words = text.strip()
+    try:
+        url = urlsplit(words)
+        host, port = url.hostname, url.port
+    except ValueError as e:
+        raise UserError(f"{where}: no address of a server ({e}); write http://host:port") from e
+    if url.scheme.lower() not in ("http", "https") or not host or re.search(r"[\s\\]", words):
+        raise UserError(f"{where}: no address of a server; write http://host:port or https://host/path")
+    path = re.sub(r"/+$", "", url.path)
+    full = path if _API.search(path) else ""
+    api = _API.sub("", path) if full else path
+    api = api if _VERSION.search(api) else f"{api}/v1"
+    if full and not _VERSION.search(_API.sub("", full)):
+        api = _API.sub("", full)
+    netloc = f"[{host}]" if ":" in host else host
+    return Address(
+        origin=urlunsplit((url.scheme.lower(), netloc + (f":{port}" if port is not None else ""), "", "", "")),
+        root=_VERSION.sub("", api), api=api, full=full, query=f"?{url.query}" if url.query else "",
+        headers=_credentials(url.username, url.password),
+    )  # fmt: skip
+
+
+def _credentials(user: str | None, password: str | None) -> dict[str, str]:
+    if user is None and password is None:
+        return {}
+    pair = f"{unquote(user or '')}:{unquote(password or '')}"
+    return {"Authorization": "Basic " + base64.b64encode(pair.encode()).decode()}
+
+
+def called(host: str, port: int) -> str:
+    """The address of a server that was told to bind `host`."""
+    host = UNSPECIFIED.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    if host.lower() == "localhost" or host.lower().endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def proxy_for(url: str, env: Mapping[str, str]) -> str | None:
+    """The proxy that these variables set for an address, None when it is reached directly. Lower-case names win."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if is_loopback(host) or _excepted(host, parts.port, _variable(env, "no_proxy")):
+        return None
+    return _variable(env, f"{parts.scheme}_proxy") or _variable(env, "all_proxy") or None
+
+
+def _variable(env: Mapping[str, str], name: str) -> str:
+    return str(env.get(name) or env.get(name.upper()) or "").strip()
+
+
+def _excepted(host: str, port: int | None, exceptions: str) -> bool:
+    """Whether NO_PROXY names the host: `*`, a name with its subdomains, an address, a range (`10.0.0.0/8`), each with a port or not."""
+    for rule in filter(None, re.split(r"[,\s]+", exceptions)):
+        name, _, asked = rule.rpartition(":") if re.search(r"^[^:]+:\d+$|\]:\d+$", rule) else (rule, "", "")
+        if asked and port != int(asked):
+            continue
+        if name == "*" or _names(name.strip("[]").lower(), host.lower()):
+            return True
+    return False
+
+
+def _names(rule: str, host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host) in ipaddress.ip_network(rule, strict=False)
+    except ValueError:
+        domain = rule.removeprefix("*").lstrip(".")
+        return bool(domain) and (host == domain or host.endswith(f".{domain}"))
