@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 def measured(session: KvSession, block: Block, path: Path) -> dict[str, Any]:
     """The block's result, also in the file `path` after every step. Never raises but for an interrupt: a fault is its `error`."""
-    from .harness.device import lease
     from .harness.files import write_json
 
     meter = None
@@ -35,7 +34,7 @@ def measured(session: KvSession, block: Block, path: Path) -> dict[str, Any]:
     try:
         if session.settings.replay:
             return _judge_again(session, block, path)
-        with lease(session.device(), say=session.say):
+        with session.lease():
             meter = _meter(session, block, path)
             found: dict[str, Any] = meter.measure()
             return found
@@ -122,6 +121,8 @@ def _evidence(
     doc, noise = session.document(block.framework, block.model), session.noise(block.framework, block.model)
     record, smoke = "all" if s.calibrate else s.record, s.profile == "smoke"
     attached = bool(s.endpoint and not s.endpoint.restart)
+    if s.replay:
+        attached = any(e["need"] == "attached" for e in session.stored_run.document["blocks"][block.id]["evidence"].values())
     found = {}
     for task in block.tasks:
         now = stored.Current(environment=environment, workload=workloads[task.scenario], cores=cores)

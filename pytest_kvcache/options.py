@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -159,8 +159,8 @@ def _endpoint(config: pytest.Config, record: str) -> Endpoint | None:
             "--kv-record with --kv-endpoint: a baseline is made of fresh starts; name the command that makes one by --kv-restart"
         )
     headers = dict(_header(line) for line in config.getini("kv_headers"))
-    if key := os.environ.get("KV_API_KEY"):
-        headers.setdefault("Authorization", f"Bearer {key}")
+    if (key := os.environ.get("KV_API_KEY")) and not any(name.lower() == "authorization" for name in headers):
+        headers["Authorization"] = f"Bearer {key}"
     files = {name: _file(config, name) for name in ("ca_file", "cert_file", "key_file")}
     found = Endpoint(address=parse(text), headers=headers, insecure=bool(config.getini("kv_insecure")), restart=restart, **files)
     try:
@@ -325,7 +325,7 @@ def read_settings(config: pytest.Config) -> Settings:
         gpu=find_gpu(subject.gpu),
         engines=engines,
         models=subject.models,
-        tp=_tensor_parallel(_value(config, "tp"), subject.gpu),
+        tp=1 if subject.run else _tensor_parallel(_value(config, "tp"), subject.gpu),
         endpoint=None if subject.run else _endpoint(config, record),
         serve_args=tuple(_values(config, "serve_arg")),
         profile=_choice("profile", profile or subject.profile, PROFILES),
@@ -341,8 +341,17 @@ def read_settings(config: pytest.Config) -> Settings:
         calibrate=_calibrates(config, subject, record),
         strict=bool(config.getini("kv_strict")),
         start_timeout_s=parse_time(timeout, "kv_start_timeout") if timeout else None,
-        command=shlex.join(["pytest", *masked_words(map(str, config.invocation_params.args))]),
+        command=shlex.join(["pytest", *_without_restart(masked_words(map(str, config.invocation_params.args)))]),
     )
+
+
+def _without_restart(words: Iterable[str]) -> list[str]:
+    """The arguments without the command of `--kv-restart`: passwords of other programs stand there in forms that nobody knows."""
+    found: list[str] = []
+    for word in words:
+        hidden = bool(found) and found[-1] == "--kv-restart"
+        found.append("..." if hidden else "--kv-restart=..." if word.startswith("--kv-restart=") else word)
+    return found
 
 
 def check_named(config: pytest.Config) -> None:

@@ -98,7 +98,7 @@ def evidence(run: StoredRun, block: Block, gates: Iterable[GateSpec], rule: Rule
             raise UserError(f"{run.file}: damaged @ $.blocks[{block.id!r}].evidence[{gate.key!r}] ({e})") from e
         if gate.against:
             one = replace(one, need="report" if smoke else "pair")
-        elif one.need != "record":
+        elif one.need not in ("record", "attached"):
             one = replace(one, need=baselines.need(one.base, rule, record=None, smoke=smoke))
         found[gate.key] = one
     return found

@@ -13,7 +13,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -215,28 +215,37 @@ class KvSession:
     def _result_path(self, block_id: str) -> Path:
         return self.scratch / "blocks" / f"{hashlib.sha256(block_id.encode()).hexdigest()[:16]}.json"
 
-    def device(self) -> str:
+    @contextmanager
+    def lease(self) -> Iterator[None]:
+        """Every device that is measured on, alone; in one order, so that no two sessions wait for each other."""
+        from .harness.device import lease
+
+        with ExitStack() as stack:
+            for device in dict.fromkeys(self.devices()):
+                stack.enter_context(lease(device, say=self.say))
+            yield
+
+    def devices(self) -> tuple[str, ...]:
         if self.settings.endpoint:
-            return "endpoint-" + re.sub(r"\W+", "-", self.settings.endpoint.address.origin)
+            return ("endpoint-" + re.sub(r"\W+", "-", self.settings.endpoint.address.origin),)
         if self.settings.gpu.kind == "cpu":
-            return "cpu"
+            return ("cpu",)
         from .core.cards import device_id
         from .harness.nvml import gpus_in_use
 
-        return str(device_id(gpus_in_use(os.environ)[0]) or self.settings.gpu.key)
+        found = gpus_in_use(os.environ)[: self.settings.tp]
+        return tuple(sorted(str(device_id(d) or self.settings.gpu.key) for d in found))
 
     @contextmanager
     def by_hand(self, framework: str, model: str) -> Iterator[Any]:
         """A fresh server, alone on the device, for a test that measures by hand."""
-        from .harness.device import lease
-
         if self._by_hand:
             raise UserError("this test has a server by kv_endpoint or kv_drive already; use one of the two")
         self._by_hand += 1
         try:
             with (
                 self._alone(),
-                lease(self.device(), say=self.say),
+                self.lease(),
                 self.runner(framework, model).start(Arm(name="by-hand"), 1, 1) as running,
             ):
                 yield running
@@ -260,7 +269,15 @@ class KvSession:
         model = next(m for m in s.models if m.key == model_key)
         assert s.endpoint
         return AttachedRunner(
-            s.endpoint, engine.framework, model, s.gpu, engine.python, env=os.environ, say=self.say, start_timeout_s=s.start_timeout_s
+            s.endpoint,
+            engine.framework,
+            model,
+            s.gpu,
+            engine.python,
+            env=os.environ,
+            say=self.say,
+            session_id=self.id,
+            start_timeout_s=s.start_timeout_s,
         )
 
     def runner(self, framework: str, model: str) -> Any:

@@ -11,6 +11,7 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from .load import Target
@@ -63,6 +64,13 @@ class Endpoint:
     insecure: bool = False
     restart: str = ""
 
+    def secrets(self) -> tuple[str, ...]:
+        """Values that no text may repeat: those of headers, with and without their scheme, and of the query."""
+        given = [*self.headers.values(), *self.address.headers.values()]
+        parts = [word for value in given for word in (value, value.rpartition(" ")[2])]
+        parts += [value for pair in self.address.query.lstrip("?").split("&") if (value := pair.partition("=")[2])]
+        return tuple(dict.fromkeys(p for p in parts if len(p) > 3))
+
     def target(self, path: str, env: Mapping[str, str]) -> Target:
         """Where requests to a path go, with the proxy that the variables set."""
         return Target(
@@ -77,8 +85,8 @@ def parse(text: str, where: str = "--kv-endpoint") -> Address:
     try:
         url = urlsplit(words)
         host, port = url.hostname, url.port
-    except ValueError as e:
-        raise UserError(f"{where}: no address of a server ({e}); write http://host:port") from e
+    except ValueError:  # whose words may quote a password
+        raise UserError(f"{where}: no address of a server; write http://host:port, and a user or password percent-encoded") from None
     if url.scheme.lower() not in ("http", "https") or not host or re.search(r"[\s\\]", words):
         raise UserError(f"{where}: no address of a server; write http://host:port or https://host/path")
     path = re.sub(r"/+$", "", url.path)
@@ -102,6 +110,12 @@ def _credentials(user: str | None, password: str | None) -> dict[str, str]:
     return {"Authorization": "Basic " + base64.b64encode(pair.encode()).decode()}
 
 
+def as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A completion's body as a chat of one message."""
+    rest = {name: value for name, value in body.items() if name != "prompt"}
+    return {**rest, "messages": [{"role": "user", "content": body["prompt"]}]}
+
+
 def called(host: str, port: int) -> str:
     """The address of a server that was told to bind `host`."""
     host = UNSPECIFIED.get(host, host)
@@ -123,7 +137,15 @@ def proxy_for(url: str, env: Mapping[str, str]) -> str | None:
     host = parts.hostname or ""
     if is_loopback(host) or _excepted(host, parts.port, _variable(env, "no_proxy")):
         return None
-    return _variable(env, f"{parts.scheme}_proxy") or _variable(env, "all_proxy") or None
+    named = _variable(env, f"{parts.scheme}_proxy") or _variable(env, "all_proxy")
+    if not named:
+        return None
+    proxy = named if "://" in named else f"http://{named}"
+    if urlsplit(proxy).scheme.lower() not in ("http", "https"):
+        raise UserError(
+            "the proxy that the environment names is no http proxy; only those can be measured through (NO_PROXY excepts a host)"
+        )
+    return proxy
 
 
 def _variable(env: Mapping[str, str], name: str) -> str:

@@ -60,10 +60,12 @@ _typed: Callable[[bytes], _Event] = msgspec.json.Decoder(_Event).decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the answer is held against: output tokens, and whether the end of text was to be ignored."""
+    """What the answer is held against: output tokens, and whether the end of text was to be ignored. `textless` allows an answer without
+    any text: random weights make tokens that the tokenizer does not have, and any other model that says nothing is broken."""
 
     osl: int
     ignore_eos: bool = True
+    textless: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +249,7 @@ class _Stream:
 
     def answer(self, status: int, end: str, asked: Asked) -> Answer:
         """The answer, or the class of failure that its end or its content make it."""
-        times, tokens = self._token_events()
+        times, tokens = self._token_events(asked.textless)
         n = self.usage.completion_tokens
         if failure := self._failure(end, asked, len(times), n):
             return self.failed(status, *failure)
@@ -256,11 +258,11 @@ class _Stream:
             finish_reason=self.finish, notes=self._notes(times, tokens, n), text="".join(self.text), reasoning="".join(self.reasoning),
         )  # fmt: skip
 
-    def _token_events(self) -> tuple[list[int], list[int] | None]:
+    def _token_events(self, textless: bool) -> tuple[list[int], list[int] | None]:
         """Stamps of the token events and the tokens of each, if known: by continuous usage, or one each when the sums agree."""
         counts = [count for _, count, texted in self.seen if texted]
-        # Tokens may have no text at all (beyond the tokenizer of random weights, say); one count alone is that of the whole answer.
-        stated = None not in counts if counts else len({count for _, count, _ in self.seen if count}) > 1
+        # One count alone is that of the whole answer.
+        stated = None not in counts if counts else textless and len({count for _, count, _ in self.seen if count}) > 1
         if not stated:
             times = [at for at, _, texted in self.seen if texted]
             return times, [1] * len(times) if len(times) == self.usage.completion_tokens else None

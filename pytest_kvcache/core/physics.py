@@ -118,7 +118,7 @@ def limit_of(metric: str, scenario: Scenario, arm: Arm, model: Model | None, env
     card = card_of(environment)
     if card is None or model is None or any(part in word for word in argv for part in OTHER_WEIGHTS):
         return None
-    weights = weight_bytes(model, arm.weight_dtype)
+    weights = weight_bytes(model, arm.weight_dtype) if arm.quantization == "auto" else None
     if weights is None or weights < CACHED_GB * 1e9:
         return None
     token_s = None if card.bytes_s is None else least_tpot_s(weights, _own_cache(model, arm, scenario, argv), card.bytes_s)

@@ -21,7 +21,7 @@ class Spoiled(Exception):
 
 MAX_FOREIGN_CORES = 0.3
 MAX_STEAL_CORES = 0.3
-BESIDE_A_GPU = 0.25  # of the cores: they only feed it, and an engine on them would wait for the slowest
+BESIDE_A_GPU, MOST_BESIDE_A_GPU = 0.25, 2.0  # of the cores, and cores: they only feed it, and do not wait for the slowest of them
 
 
 def allowed_cores(seen: Mapping[str, Any], limit: float) -> float:
@@ -29,7 +29,9 @@ def allowed_cores(seen: Mapping[str, Any], limit: float) -> float:
     is not seen among them: what our client lacks of this machine is told by its own clocks."""
     if seen.get("device") == "attached":
         return math.inf
-    return max(limit, BESIDE_A_GPU * seen["cores"]) if seen.get("device") == "gpu" and seen.get("cores") else limit
+    if seen.get("device") == "gpu" and seen.get("cores"):
+        return max(limit, min(MOST_BESIDE_A_GPU, BESIDE_A_GPU * float(seen["cores"])))
+    return limit
 
 
 def _exceeds(value: Any, limit: float) -> bool:
@@ -51,7 +53,7 @@ def load_problem(seen: Mapping[str, Any]) -> str | None:
     if _exceeds(foreign, most := allowed_cores(seen, MAX_FOREIGN_CORES)):
         names = ", ".join(_named(p) for p in seen.get("foreign", ()))
         problems.append(f"other processes used {foreign:.2f}{of_cores} (allowed {most:g})" + (f": {names}" if names else ""))
-    if _exceeds(steal, most := allowed_cores(seen, MAX_STEAL_CORES)):
+    if _exceeds(steal, most := math.inf if seen.get("device") == "attached" else MAX_STEAL_CORES):
         problems.append(f"the hypervisor took {steal:.2f}{of_cores} (allowed {most:g})")
     return "; ".join(problems) or None
 

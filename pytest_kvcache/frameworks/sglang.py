@@ -6,8 +6,8 @@ Read in sgl-project/sglang: flags in `docs/backend/server_arguments.md` (0.4), `
 `python/sglang/srt/entrypoints/openai/protocol.py`; pull requests #23906 (graphs), #12612 (4-bit KV), #4914 (TPOT).
 
 Its page is shown only when it is asked for, and its gauges follow the decode log, hence `--decode-log-interval 1`. Tokens in use do not
-count those that only wait to be reused. Families with labels appear when they are first used. `/health` runs a generation: it is not
-asked while measuring.
+count those that only wait to be reused. How much its file tier may hold cannot be told, so no arm can ask for one. Families with labels
+appear when they are first used. `/health` runs a generation: it is not asked while measuring.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 from ..core.flags import words
 from ..core.framework import Flag, Framework, Launch
 from ..core.readings import Series
+from ..core.spec import UserError
 from .shared import NO_MODEL, OUT_OF_MEMORY, PORT_TAKEN, UNKNOWN_ARGUMENT, UNPACK_GGUF, ignoring_eos
 
 KV_DTYPES = {
@@ -25,7 +26,9 @@ WEIGHT_DTYPES = {name: name for name in ("auto", "bfloat16", "float16", "float32
 
 
 def _host_tier(gib: float) -> list[str]:
-    return ["--enable-hierarchical-cache", "--hicache-size", f"{max(1, round(gib))}"]
+    if gib < 1 or gib != int(gib):
+        raise UserError(f"sglang is told its host tier in whole GB, cpu_offload_gib={gib:g} is none")
+    return ["--enable-hierarchical-cache", "--hicache-size", f"{int(gib)}"]
 
 
 FLAGS = {
@@ -39,7 +42,6 @@ FLAGS = {
     "chunked_prefill": (Flag(words=lambda v: [] if v else ["--chunked-prefill-size", "-1"]),),
     "context": (Flag(words=lambda v: ["--context-length", str(v)]),),
     "cpu_offload_gib": (Flag(words=_host_tier, since="0.4.5"),),
-    "disk_offload_gib": (Flag(words=lambda v: ["--hicache-storage-backend", "file"], since="0.5.0"),),
 }
 
 
@@ -62,8 +64,6 @@ def argv(launch: Launch) -> list[str]:
         said += ["--tp-size", str(launch.tp)]
     if launch.device == "cpu":
         said += ["--device", "cpu"]
-    if launch.arm.disk_offload_gib is not None and launch.arm.cpu_offload_gib is None:
-        said += ["--enable-hierarchical-cache"]
     return (
         said
         + words("sglang", FLAGS, launch.arm, launch.version, {"kv_dtype": KV_DTYPES, "weight_dtype": WEIGHT_DTYPES})
@@ -71,15 +71,9 @@ def argv(launch: Launch) -> list[str]:
     )
 
 
-def environ(launch: Launch) -> dict[str, str]:
-    """Where blocks go on disk; how many may go there is not told to it."""
-    return {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": f"{launch.folder}/kv"} if launch.arm.disk_offload_gib is not None else {}
-
-
 SGLANG = Framework(
     name="sglang",
     argv=argv,
-    environ=environ,
     body=ignoring_eos,
     needs=("sglang",),
     cure="pip install 'pytest-kvcache[sglang]'",

@@ -16,7 +16,7 @@ from typing import Any
 from ..core.flags import words
 from ..core.framework import Flag, Framework, Launch
 from ..core.readings import Series
-from .shared import NO_MODEL, OUT_OF_MEMORY, PORT_TAKEN
+from .shared import NO_MODEL, OUT_OF_MEMORY, PORT_TAKEN, beside
 
 KV_DTYPES = {"auto": "", "fp8": "fp8_e4m3fn", "fp8_e4m3": "fp8_e4m3fn", "fp8_e5m2": "fp8_e5m2"}
 WEIGHT_DTYPES = {name: name for name in ("auto", "bfloat16", "float16")}
@@ -33,7 +33,7 @@ FLAGS = {
 
 
 def argv(launch: Launch) -> list[str]:
-    said = list(launch.command) or ["text-generation-launcher"]
+    said = list(launch.command) or [beside(launch.python, "text-generation-launcher")]
     said += ["--model-id", launch.model, "--hostname", launch.host, "--port", str(launch.port)]
     if launch.tp > 1:
         said += ["--num-shard", str(launch.tp)]

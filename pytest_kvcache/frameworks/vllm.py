@@ -21,7 +21,7 @@ import json
 from ..core.flags import words
 from ..core.framework import Flag, Framework, Launch
 from ..core.readings import Series
-from ..core.spec import Arm
+from ..core.spec import Arm, UserError
 from .shared import GIB, NO_MODEL, OUT_OF_MEMORY, PORT_TAKEN, UNKNOWN_ARGUMENT, UNPACK_GGUF, ignoring_eos
 
 CPU_POOL_GIB = 4  # of a server that has the machine to itself
@@ -93,8 +93,10 @@ def argv(launch: Launch) -> list[str]:
 def environ(launch: Launch) -> dict[str, str]:
     if launch.device != "cpu":
         return {}
-    gib = launch.arm.kv_gib or max(1.0, CPU_POOL_GIB * launch.arm.memory_share)
-    return {"VLLM_CPU_KVCACHE_SPACE": str(max(1, round(gib)))}
+    asked = launch.arm.kv_gib
+    if asked is not None and (asked < 1 or asked != int(asked)):
+        raise UserError(f"arm {launch.arm.name}: vllm on a CPU is told its KV pool in whole GiB, kv_gib={asked:g} is none")
+    return {"VLLM_CPU_KVCACHE_SPACE": str(int(asked or max(1, round(CPU_POOL_GIB * launch.arm.memory_share))))}
 
 
 VLLM = Framework(
@@ -164,7 +166,7 @@ VLLM = Framework(
     ),
     known_warnings=(
         ("kv_scales_missing", r"scaling factor 1\.0|uncalibrated q_scale"),
-        ("attention_backend_changed", r"Setting attention backend to (\w+)|Cannot use (\w+) backend[^\n]*"),
+        ("attention_backend_changed", r"Setting attention backend to (\w+)|Cannot use ([\w-]+) backend[^\n]*"),
         ("kv_dtype_not_applied", r"KV cache quantization fallback to (auto)"),
     ),
     history={

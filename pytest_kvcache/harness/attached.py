@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import os
 import platform
 import subprocess
+import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.address import Endpoint
+from ..core.address import APIS, Endpoint, as_chat
 from ..core.framework import Framework
 from ..core.load import Target
 from ..core.masking import masked
+from ..core.readings import parsed
 from ..core.spec import Arm, Gpu, Model, Scenario, UserError
 from ..core.workload import make_requests, single_token_words, workload_hash
 from . import weights
@@ -25,6 +30,8 @@ from .running import RunningEngine
 
 ANSWER_S = 30.0
 POLL_S = 0.5
+WATCH_S, LOOK_S = 2.0, 0.02
+REFUSED_S = 10.0  # a refusal that lasts this long will not pass
 START_TIMEOUT_S = 900.0
 SAY_EVERY_S = 15.0
 REFUSED = (400, 401, 403, 404, 405, 413, 415, 422)
@@ -55,6 +62,8 @@ class Client:
 
     def __init__(self, endpoint: Endpoint, env: Mapping[str, str]) -> None:
         self.target: Target = endpoint.target("", env)
+        self.root = endpoint.address.root
+        self.secrets = endpoint.secrets()
         try:
             self._open = opener(self.target).open
         except OSError as e:
@@ -68,12 +77,27 @@ class Client:
             with self._open(urllib.request.Request(self.target.base_url + path, data, headers), timeout=timeout_s) as answer:
                 return int(answer.status), answer.read().decode(errors="replace")
         except urllib.error.HTTPError as e:
-            return e.code, e.read().decode(errors="replace")
-        except (OSError, ValueError) as e:
+            with suppress(OSError, http.client.HTTPException):
+                return e.code, e.read().decode(errors="replace")
+            return e.code, ""
+        except (OSError, ValueError, http.client.HTTPException) as e:
             reason: Any = getattr(e, "reason", e)
             if type(reason).__name__ == "SSLCertVerificationError":
                 raise UserError(f"{self.target.base_url}: its certificate is not trusted ({reason.verify_message}); {TLS_CURE}") from e
-            raise Unreachable(f"{self.target.base_url} does not answer: {reason}") from e
+            raise Unreachable(f"{self.target.base_url} does not answer: {self.told(str(reason) or type(reason).__name__)}") from e
+
+    def told(self, text: str) -> str:
+        """A text of the server's, as it may be quoted: without anything that we sent to prove who we are."""
+        return masked(" ".join(text.split())[:300], self.secrets)
+
+    def started_at(self) -> float | None:
+        """When the process behind the metrics page began, by its own word."""
+        try:
+            status, page = self.ask(self.root + "/metrics", timeout_s=5.0)
+            found = [s.value for s in parsed(page) if s.name == "process_start_time_seconds"] if status == 200 else []
+        except (UserError, ValueError):
+            return None
+        return max(found, default=None)
 
 
 class AttachedRunner:
@@ -81,12 +105,12 @@ class AttachedRunner:
 
     def __init__(
         self, endpoint: Endpoint, framework: Framework, model: Model, gpu: Gpu, python: str, *, env: Mapping[str, str],
-        say: Callable[[str], None], start_timeout_s: float | None = None,
+        say: Callable[[str], None], session_id: str, start_timeout_s: float | None = None,
     ) -> None:  # fmt: skip
         self.endpoint, self.framework, self.model, self.gpu, self.env, self.say = endpoint, framework, model, gpu, env, say
-        self.timeout_s = start_timeout_s or START_TIMEOUT_S
+        self.session_id, self.timeout_s = session_id, start_timeout_s or START_TIMEOUT_S
         self.client = Client(endpoint, env)
-        self.api = "chat" if framework.endpoint.endswith("/chat/completions") else "completions"
+        self.api = api_of(framework, endpoint)
         tokenizer, self.identity = weights.tokenizer_of(model, framework, python, say)
         self.words = single_token_words(tokenizer)
         self._served: str | None = None
@@ -97,17 +121,22 @@ class AttachedRunner:
 
     def served(self) -> str:
         """The name by which the server knows the model; UserError when it has several and none is the one asked for."""
-        if self._served is None:
-            status, text = self.client.ask(self.endpoint.address.models())
-            try:
-                ids = [str(row["id"]) for row in json.loads(text)["data"]] if status == 200 else []
-            except (ValueError, LookupError, TypeError):
-                ids = []
-            wanted = {self.model.key, self.model.hub_id, self.model.path}
-            found = [i for i in ids if i in wanted] or ids
-            if len(found) > 1:
-                raise UserError(f"--kv-endpoint: the server has {', '.join(found)}; say which by --kv-model")
-            self._served = found[0] if found else str(self.model.hub_id or self.model.key)
+        if self._served is not None:
+            return self._served
+        status, text = self.client.ask(self.endpoint.address.models())
+        try:
+            ids = [str(row["id"]) for row in json.loads(text)["data"]] if status == 200 else []
+        except (ValueError, LookupError, TypeError):
+            ids = []
+        wanted = {name for name in (self.model.key, self.model.hub_id, self.model.path) if name}
+        found = [i for i in ids if i in wanted] or ([] if self.model.hub_id else ids)
+        if len(found) > 1 or (ids and not found):
+            raise UserError(
+                f"--kv-endpoint: the server has {self.client.told(', '.join(ids))}, not {self.model.key}; say which by --kv-model"
+            )
+        if not found:
+            return str(self.model.hub_id or self.model.key)  # it has no such list, or not yet
+        self._served = found[0]
         return self._served
 
     def environment(self, arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
@@ -125,12 +154,14 @@ class AttachedRunner:
         except (ValueError, LookupError, TypeError):
             told = None
         subject = {
-            "endpoint": self.endpoint.address.shown(), "server_version": told, "model_served": self.served(),
+            "endpoint": self.endpoint.address.shown(), "server_version": told,
             "through_proxy": masked(self.client.target.proxy) if self.client.target.proxy else None,
             "tls_verification": "off" if self.endpoint.insecure else None,
         }  # fmt: skip
+        way = "attached, through a proxy" if self.client.target.proxy else "attached"  # whose stamps are others
+        identity = {"gpu": f"{self.gpu.key}, as it was named", "endpoint": way, "model_served": self.served()}
         return {
-            "identity": {"gpu": f"{self.gpu.key}, as it was named", "endpoint": "attached", **self.identity},
+            "identity": {**identity, **self.identity},
             "subject": {k: v for k, v in subject.items() if v is not None},
             "context": {"client_host": platform.node()},
         }
@@ -148,57 +179,112 @@ class AttachedRunner:
         self._fresh()
         address = self.endpoint.address
         yield RunningEngine(
-            server=AttachedServer(base_url=address.origin + address.root, start_s=time.monotonic() - began),
-            framework=self.framework,
+            server=AttachedServer(base_url=address.origin + address.root, start_s=time.monotonic() - began), framework=self.framework,
             model=self.served(), words=self.words, arm=arm, run=run, workload=self.workload, device="attached",
-            target=self.endpoint.target(address.endpoint(self.api), self.env),
+            target=self.endpoint.target(address.endpoint(self.api), self.env), secrets=self.client.secrets, chat=self.chat,
+            salt="" if self.endpoint.restart else f" {self.session_id} {run} {attempt}",
         )  # fmt: skip
+
+    @property
+    def chat(self) -> bool:
+        """Whether the body of a completion is to be said as a chat: the address names that endpoint."""
+        return self.api == "chat" and not self.framework.endpoint.endswith(APIS["chat"])
 
     def _fresh(self) -> None:
         """A fresh start where there is a command for it; either way the server answers then."""
         began = time.monotonic()
-        if self.endpoint.restart:
+        if not self.endpoint.restart:
+            return self._wait(began, patient=False)
+        before = self.client.started_at()
+        with _Watch(self.client, self.endpoint.address.models()) as watch:
             self._restart()
-        self._wait(began, patient=bool(self.endpoint.restart))
+            self._wait(began, patient=True)
+        after = self.client.started_at()
+        if not watch.down and (before is None or after is None or after == before):
+            raise UserError(
+                "--kv-restart: nothing shows that the server was restarted: it never stopped answering, and its metrics page "
+                + ("tells no start of its process" if before is None or after is None else "tells the same start of its process")
+            )
 
     def _restart(self) -> None:
-        self.say(f"  restarting the server: {masked(self.endpoint.restart)}")
-        try:
-            done = subprocess.run(
-                self.endpoint.restart, shell=True, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace",
-                timeout=self.timeout_s, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as e:
-            raise UserError(f"--kv-restart: the command did not end within {self.timeout_s:g} s") from e
+        self.say("  restarting the server by the command of --kv-restart")
+        with tempfile.TemporaryFile() as output:  # not a pipe, which a server that the command leaves behind would keep open
+            try:
+                done = subprocess.run(
+                    self.endpoint.restart, shell=True, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                    timeout=self.timeout_s, check=False, start_new_session=True,
+                )  # fmt: skip
+            except subprocess.TimeoutExpired as e:
+                raise UserError(f"--kv-restart: the command did not end within {self.timeout_s:g} s") from e
+            output.seek(max(0, output.seek(0, os.SEEK_END) - 2000))
+            said = output.read().decode(errors="replace").strip().rpartition("\n")[2]
         if done.returncode:
-            last = masked((done.stderr.strip() or done.stdout.strip()).rpartition("\n")[2])
-            raise UserError(f"--kv-restart: the command ended with exit code {done.returncode}" + (f": {last}" if last else ""))
+            last = f": {self.client.told(said)}" if said else ""
+            raise UserError(f"--kv-restart: the command ended with exit code {done.returncode}{last}")
 
     def _wait(self, began: float, *, patient: bool) -> None:
-        """Until a token comes; without a restart a server that does not answer at once is an error."""
-        due = began + SAY_EVERY_S
-        while True:
-            problem, final = self._one_token()
-            if not problem:
-                return
-            if final or not patient:
-                raise UserError(f"--kv-endpoint: {problem}")
+        """Until a token comes; without a restart a server that does not answer at once is an error. A refusal is waited for a little:
+        a gateway says 404 until what is behind it has come."""
+        due, refused = began + SAY_EVERY_S, 0.0
+        while problem := self._one_token():
+            words, final = problem
             waited = time.monotonic() - began
+            refused = (refused or time.monotonic()) if final else 0.0
+            if not patient or (refused and time.monotonic() - refused > REFUSED_S):
+                raise UserError(f"--kv-endpoint: {words}")
             if waited > self.timeout_s:
-                raise UserError(f"--kv-endpoint: not ready within {self.timeout_s:g} s after --kv-restart: {problem}")
+                raise UserError(f"--kv-endpoint: not ready within {self.timeout_s:g} s after --kv-restart: {words}")
             if time.monotonic() > due:
-                self.say(f"  not ready after {waited:.0f} s of {self.timeout_s:g} s: {problem}")
+                self.say(f"  not ready after {waited:.0f} s of {self.timeout_s:g} s: {words}")
                 due += SAY_EVERY_S
             time.sleep(POLL_S)
 
-    def _one_token(self) -> tuple[str, bool]:
-        """What stands in the way of a token, empty when nothing does, and whether waiting is of no use."""
-        path = self.endpoint.address.endpoint(self.api)
+    def _one_token(self) -> tuple[str, bool] | None:
+        """What stands in the way of a token, and whether waiting is of little use; None when nothing does."""
+        address = self.endpoint.address
         try:
-            status, text = self.client.ask(path, self.framework.body(self.served(), "Hello", 1))
+            body = self.framework.body(self.served(), "Hello", 1)
+            status, text = self.client.ask(address.endpoint(self.api), as_chat(body) if self.chat else body)
         except Unreachable as e:
             return str(e), False
-        if status == 200 and "data:" in text and '"error"' not in text[:200]:
-            return "", False
-        said = " ".join(text.split())[:200]
-        return masked(f"POST {path} answered {status}: {said}{CURES.get(status, '')}"), status in REFUSED
+        events = [line[5:].strip() for line in text.splitlines() if line.startswith("data:")]
+        if status == 200 and events and not events[0].startswith('{"error"'):
+            return None
+        path = (address.full or address.api + APIS[self.api]).partition("?")[0]
+        return f"POST {path} answered {status}: {self.client.told(text) or 'nothing'}{CURES.get(status, '')}", status in REFUSED
+
+
+def api_of(framework: Framework, endpoint: Endpoint) -> str:
+    """`chat` or `completions`: as a full address says, else the framework's own."""
+    own, full = ("chat" if framework.endpoint.endswith(APIS["chat"]) else "completions"), endpoint.address.full
+    named = own if not full else "chat" if full.endswith(APIS["chat"]) else "completions"
+    if named == "completions" and own == "chat":
+        raise UserError(
+            f"--kv-endpoint: {framework.name} tells token counts on its chat endpoint only; name {APIS['chat']}, or no full path"
+        )
+    return named
+
+
+class _Watch(threading.Thread):
+    """Whether a server was gone for a moment: `down` once it did not answer, or only with a fault of the gateway before it."""
+
+    def __init__(self, client: Client, path: str) -> None:
+        super().__init__(daemon=True)
+        self.client, self.path, self.down, self._stop_it = client, path, False, threading.Event()
+
+    def __enter__(self) -> _Watch:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop_it.set()
+        self.join(2 * WATCH_S)
+
+    def run(self) -> None:
+        while not self.down and not self._stop_it.wait(LOOK_S):
+            try:
+                self.down = self.client.ask(self.path, timeout_s=WATCH_S)[0] >= 500
+            except Unreachable:
+                self.down = True
+            except UserError:
+                return

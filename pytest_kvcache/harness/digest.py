@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from ..core.answer import Answer, Asked, read_exchange
 from ..core.load import Load
+from ..core.masking import masked
 from ..core.record import OK, REQUEST_COLUMNS
 from .incoming import Done
 
@@ -33,7 +34,7 @@ class Digest:
 
     def __call__(self, done: Done) -> None:
         raw, read_ends = done.raw()
-        asked = Asked(osl=self.load.osl[done.i], ignore_eos=self.load.ignore_eos)
+        asked = Asked(osl=self.load.osl[done.i], ignore_eos=self.load.ignore_eos, textless=self.load.textless)
         self.add(done, read_exchange(raw, read_ends, done.stamps, done.end, asked))
 
     def add(self, done: Done, answer: Answer) -> None:
@@ -46,8 +47,8 @@ class Digest:
         self.rows.append((
             self.index[done.i], seconds(done.sent), seconds(done.due or None), done.connect / 1e9,
             seconds(times[0]) if times else None, seconds(answer.answer_at), seconds(times[-1]) if times else None, seconds(done.ended),
-            answer.input_tokens, answer.output_tokens, answer.first_event_tokens, len(times), answer.status, answer.outcome, answer.error,
-            answer.notes,
+            answer.input_tokens, answer.output_tokens, answer.first_event_tokens, len(times), answer.status, answer.outcome,
+            masked(answer.error, self.load.secrets) if answer.error and self.load.secrets else answer.error, answer.notes,
         ))  # fmt: skip
         if not good:
             return

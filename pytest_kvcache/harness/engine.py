@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -99,6 +100,32 @@ def write_files(framework: Framework, launch: Launch) -> None:
         raise UserError(f"{folder}: cannot be written ({e.strerror or e})") from e
 
 
+@contextmanager
+def _gone_afterwards(folder: str) -> Iterator[None]:
+    """A start's own folder: what it keeps on disk is no use to the next, and may be large."""
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+# Commands that start the engine where neither our variables nor our files are, unless they are told to pass them on.
+ELSEWHERE = {"docker", "podman", "nerdctl", "kubectl", "ssh", "srun", "enroot", "apptainer", "singularity"}
+
+
+def check_command(framework: Framework, launch: Launch) -> None:
+    """UserError when a command of the user's own would not pass on what an arm is told by: a variable, or a file."""
+    words, name = launch.command, f"kv_command_{framework.name}"
+    if not ELSEWHERE & {Path(w).name for w in words[:2]}:
+        return
+    for variable in framework.environ(launch):
+        if not any(re.search(rf"(?<!\w){variable}(?!\w)", w) for w in words):
+            raise UserError(f"arm {launch.arm.name}: {framework.name} is told it by the variable {variable}; add `-e {variable}` to {name}")
+    home = tempfile.gettempdir()
+    if (framework.files(launch) or launch.arm.disk_offload_gib) and not any(home in w for w in words):
+        raise UserError(f"{framework.name} reads a file below {home}; mount it in {name}: -v {home}:{home}")
+
+
 class EngineRunner:
     """Fresh server starts of one engine. `start` gives a function that measures one scenario on the running server."""
 
@@ -124,7 +151,8 @@ class EngineRunner:
         if self.spec.command or not asked:
             return ""
         found = installed(python)["distributions"]
-        return next((str(found[name]) for name in frameworks(found, asked)[:1]), "")
+        its_own = asked[: asked.index("torch")] if "torch" in asked else asked  # what follows is what it is built on
+        return next((str(found[name]) for name in frameworks(found, its_own)[:1]), "")
 
     def environment(self, arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
         """The fingerprint of what these arms, all of one build, run in; what an arm itself asks for is identity."""
@@ -185,11 +213,13 @@ class EngineRunner:
         self._wait_for_quiet()
         timeout_s = self.spec.start_timeout_s or START_TIMEOUT_S[self.spec.gpu.kind]
         launch = self.launch(arm)
+        check_command(self.spec.framework, launch)
         write_files(self.spec.framework, launch)
         env = self._env(launch)
         memory = given_back(env, self.say) if self.spec.gpu.kind == "gpu" else nullcontext()
         with (
             memory,
+            _gone_afterwards(launch.folder),
             serve(self.spec.framework, launch, log=log, env=env, timeout_s=timeout_s, session_id=self.session_id, say=self.say) as server,
         ):
             resolved = resolved_configuration(self.spec.framework, server.log, server.base_url)
@@ -204,5 +234,6 @@ class EngineRunner:
                 run=run,
                 workload=self.workload,
                 device=self.spec.gpu.kind,
+                textless=self.spec.model.dummy,
                 resolved=resolved,
             )

@@ -20,7 +20,14 @@ def opener(target: Target | None) -> Any:
     import urllib.request
 
     proxies = {"http": target.proxy, "https": target.proxy} if target and target.proxy else {}
-    handlers: list[Any] = [urllib.request.ProxyHandler(proxies)]
+
+    class Stays(urllib.request.HTTPRedirectHandler):
+        """Another address is another server, and a key is for one."""
+
+        def redirect_request(self, *args: Any, **more: Any) -> None:
+            return None
+
+    handlers: list[Any] = [urllib.request.ProxyHandler(proxies), Stays()]
     if target and target.base_url.startswith("https"):
         handlers.append(urllib.request.HTTPSHandler(context=tls_context(target)))
     return urllib.request.build_opener(*handlers)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..core.load import Load, Target
+from ..core.masking import masked
 from ..core.sse import DONE_SPAN, ends_with_done
 from .connections import CONNECT_TIMEOUT, S, headers_of, now
 from .incoming import Done
@@ -129,7 +130,7 @@ class Proxied:
             self.stalled = True
             end = f"stall: nothing for {self.limit_s:g} s after {sum(map(len, reads))} bytes"
         except (aiohttp.ClientError, OSError, ssl.SSLError) as e:
-            end = f"connection_reset: {type(e).__name__}: {e}"
+            end = f"connection_reset: {type(e).__name__}: {masked(str(e))}"  # it quotes the proxy's address
         connect = max(0, stamp["connected"] - stamp["asked"])
         done = Done(i, due, stamp["sent"], connect, stamps[-1] if stamps else now(), end, reads, stamps)
         self.finished.append(done)

@@ -13,6 +13,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from ..core.address import as_chat
 from ..core.framework import Framework
 from ..core.load import Load, Seen, Target, plan_workers
 from ..core.readings import Readings
@@ -65,6 +66,10 @@ class RunningEngine:
     workload: Callable[[Scenario], str]
     device: str = "cpu"
     target: Target | None = None  # of a server that is reached otherwise than by its address alone
+    textless: bool = False
+    secrets: tuple[str, ...] = ()
+    chat: bool = False
+    salt: str = ""  # of a server that outlives us: what an earlier session has sent lies in its prefix cache
     resolved: Mapping[str, Any] = field(default_factory=dict)  # what the server made of its arguments, as it says itself
     times: Counter[str] = field(default_factory=Counter)  # how often each scenario was measured here
 
@@ -135,14 +140,17 @@ class RunningEngine:
         """The requests of a scenario as bytes, each `extra` words shorter: the server adds that many tokens itself."""
         if (times := self.times[str(scenario)]) > 1:
             part = f"{part} {times}"
+        part += self.salt
         requests = make_requests(scenario, self.words, part=part, n=n)
         return Load(
             bodies=tuple(self._body(shortened(r, extra), r.osl) for r in requests), osl=tuple(r.osl for r in requests),
             concurrency=_streams(scenario), due_s=schedule(scenario, part=part, n=n) if isinstance(scenario, OpenLoop) else None,
+            textless=self.textless, secrets=self.secrets,
         )  # fmt: skip
 
     def _body(self, prompt: str, osl: int) -> bytes:
-        return json.dumps(self.framework.body(self.model, prompt, osl), ensure_ascii=False).encode()
+        body = self.framework.body(self.model, prompt, osl)
+        return json.dumps(as_chat(body) if self.chat else body, ensure_ascii=False).encode()
 
     def _extra_tokens(self, drive: Drive) -> int:
         """How many tokens the server adds to every prompt (a BOS, say), by its own count of a prompt of known length."""

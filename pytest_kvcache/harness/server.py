@@ -274,5 +274,7 @@ class EngineProcess:
 
 def explained(reason: str, history: Mapping[str, str]) -> str:
     """A reason that names an argument of a history, with what that says of it: which version has it."""
+    if "does not know" not in reason:
+        return reason
     told = next((f"{name} {said}" for name, said in history.items() if re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", reason)), "")
     return f"{reason}; {told}" if told else reason

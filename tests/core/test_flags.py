@@ -134,7 +134,6 @@ def test_a_refusal_names_the_version_that_can(adapter, asked, version, words):
     (VLLM, {"kv_gib": 0.5}, "", ["--kv-cache-memory-bytes", "536870912"]),
     (TENSORRT_LLM, {"kv_dtype": "fp8"}, "0.20.0", ["kv_cache_dtype", '"fp8"']),
     (TENSORRT_LLM, {"kv_dtype": "fp8"}, "1.2.0rc4", ["kv_cache_config", "dtype", '"fp8"']),
-    (SGLANG, {"disk_offload_gib": 1.0}, "0.5.0", ["--hicache-storage-backend", "file"]),
 ])  # fmt: skip
 def test_what_a_version_is_told(adapter, asked, version, words):
     assert told(adapter.name, adapter.flags, Arm(**asked), version, {}) == [words]

@@ -53,11 +53,14 @@ def test_the_limit_itself_is_allowed() -> None:
     assert load_problem(seen(foreign_cores=0.31)) is not None
 
 
-def test_beside_a_gpu_others_may_take_a_quarter_of_the_cores() -> None:
+def test_beside_a_gpu_others_may_take_a_quarter_of_the_cores_and_two_at_most() -> None:
     """Seen on an H200 host of 16 cores: its kernel's own threads take 0.2 to 0.5, and the engine's figures do not follow them."""
     host = {"cores": 16, "device": "gpu"}
-    assert load_problem(seen(foreign_cores=0.51, steal_cores=0.6, **{**host})) is None
-    assert load_problem(seen(foreign_cores=4.2, **host)) == "other processes used 4.20 of 16 cores (allowed 4)"
+    assert load_problem(seen(foreign_cores=0.51, **host)) is None
+    assert load_problem(seen(foreign_cores=2.2, **host)) == "other processes used 2.20 of 16 cores (allowed 2)"
+    assert load_problem(seen(foreign_cores=1.1, cores=4, device="gpu")) is not None
+    assert load_problem(seen(steal_cores=0.6, **host)) is not None
+    assert load_problem(seen(foreign_cores=1.9, steal_cores=1.9, device="attached")) is None
     assert load_problem(seen(foreign_cores=0.51, cores=16)) is not None
     assert load_problem(seen(foreign_cores=0.31, cores=1, device="gpu")) is not None
 

@@ -32,9 +32,9 @@ def after(framework, arm=None, **more):
     (VLLM, [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", "/models/m", *HERE]),
     (SGLANG, [PYTHON, "-m", "sglang.launch_server", "--model-path", "/models/m", *HERE, "--enable-metrics", "--decode-log-interval", "1"]),
     (TENSORRT_LLM, [
-        "trtllm-serve", "/models/m", *HERE, "--backend", "pytorch", "--extra_llm_api_options", f"/scratch/launch/{CONFIG}",
+        "/venv/bin/trtllm-serve", "/models/m", *HERE, "--backend", "pytorch", "--extra_llm_api_options", f"/scratch/launch/{CONFIG}",
     ]),
-    (TGI, ["text-generation-launcher", "--model-id", "/models/m", "--hostname", "127.0.0.1", "--port", "8000"]),
+    (TGI, ["/venv/bin/text-generation-launcher", "--model-id", "/models/m", "--hostname", "127.0.0.1", "--port", "8000"]),
 ])  # fmt: skip
 def test_a_plain_launch(framework, words):
     assert framework.argv(launch()) == words
@@ -71,6 +71,7 @@ def test_vllm_by_version(arm, version, words):
     (VLLM, Arm(kv_gib=1.0), "0.10.2", "vllm 0.10.2 cannot be told kv_gib=1.0; versions from 0.11.1 on can"),
     (VLLM, Arm(cpu_offload_gib=1.0), "0.11.0", "versions from 0.11.1 on can"),
     (VLLM, Arm(disk_offload_gib=1.0), "0.22.0", "versions from 0.22.1 on can"),
+    (SGLANG, Arm(disk_offload_gib=5.0), "0.5.23", "sglang 0.5.23 cannot be told disk_offload_gib=5.0"),
     (SGLANG, Arm(kv_gib=1.0), "0.5.23", "sglang 0.5.23 cannot be told kv_gib=1.0"),
     (TENSORRT_LLM, Arm(block_size=64), "1.0.0", "versions from 1.1 on can"),
     (TENSORRT_LLM, Arm(disk_offload_gib=1.0), "1.2.0rc4", "tensorrt_llm 1.2.0rc4 cannot be told disk_offload_gib=1.0"),
@@ -93,7 +94,7 @@ def test_vllm_keeps_blocks_on_disk_by_way_of_memory():
 
 
 @pytest.mark.parametrize(("arm", "gib"), [
-    (Arm(), "4"), (Arm(kv_gib=2.0), "2"), (Arm(kv_gib=0.2), "1"), (Arm(memory_share=0.25), "1"), (Arm(memory_share=0.5), "2"),
+    (Arm(), "4"), (Arm(kv_gib=2.0), "2"), (Arm(memory_share=0.1), "1"), (Arm(memory_share=0.25), "1"), (Arm(memory_share=0.5), "2"),
 ])  # fmt: skip
 def test_vllm_on_a_cpu_is_told_its_pool_by_a_variable(arm, gib):
     one = launch(arm, device="cpu")
@@ -112,9 +113,16 @@ def test_sglang_is_told_what_it_can_be():
         "--max-running-requests", "8", "--max-prefill-tokens", "4096", "--disable-radix-cache", "--chunked-prefill-size", "-1",
         "--context-length", "8192", "--enable-hierarchical-cache", "--hicache-size", "16",
     ]  # fmt: skip
-    on_disk = Arm(disk_offload_gib=5.0)
-    assert after(SGLANG, on_disk, version="0.5.23") == ["--enable-hierarchical-cache", "--hicache-storage-backend", "file"]
-    assert SGLANG.environ(launch(on_disk)) == {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": "/scratch/launch/kv"}
+
+
+@pytest.mark.parametrize(("framework", "arm", "device", "words"), [
+    (VLLM, Arm(kv_gib=2.5), "cpu", "in whole GiB, kv_gib=2.5 is none"), (VLLM, Arm(kv_gib=0.2), "cpu", "in whole GiB"),
+    (SGLANG, Arm(cpu_offload_gib=0.5), "gpu", "in whole GB, cpu_offload_gib=0.5 is none"),
+])  # fmt: skip
+def test_a_size_is_never_rounded_to_another_ones(framework, arm, device, words):
+    one = launch(arm, device=device)
+    with pytest.raises(UserError, match=words):
+        framework.argv(one), framework.environ(one)
 
 
 def test_tensorrt_llm_is_told_everything_in_its_file():

@@ -69,7 +69,7 @@ def over_tls(folder, key=None):
         def do_POST(self):
             if key and self.headers.get("Authorization") != f"Bearer {key}":
                 self.rfile.read(int(self.headers["Content-Length"]))
-                return self.answer(401, {"error": {"message": "no"}})
+                return self.answer(401, {"error": {"message": f"invalid key {self.headers.get('Authorization')} at {self.path}"}})
             return super().do_POST()
 
     class Quiet(fake_engine.Engine):

@@ -60,7 +60,7 @@ def test_it_is_measured_once_and_reported_not_judged(ask, port, form):
     assert verdict["verdict"] == "inconclusive" and "an attached server is not restarted" in verdict["reason"]
     assert 0 < verdict["value"] < 2 / 0.002
     (environment,) = run["environments"].values()
-    assert environment["subject"]["model_served"] == "org/model"
+    assert environment["identity"]["model_served"] == "org/model"
     assert environment["identity"]["gpu"] == "h100-sxm, as it was named"
 
 
@@ -69,7 +69,7 @@ def test_with_a_restart_command_it_is_recorded_and_judged(ask, port, tmp_path):
     pids = tmp_path / "pids"
     script = tmp_path / "restart.sh"
     script.write_text(
-        f"#!/bin/sh\n[ -e {pids} ] && kill -9 $(tail -1 {pids})\n"
+        f"#!/bin/sh\n[ -e {pids} ] && kill -9 $(tail -1 {pids}) && sleep 0.2\n"
         f"{sys.executable} {served.FAKE} --port {port} --model org/model --tpot-ms 2 --ttft-ms 5 --one-token-delay 0.3 >/dev/null 2>&1 &\n"
         f"echo $! >> {pids}\n"
     )
@@ -94,6 +94,23 @@ def _reaped(pids):
         for pid in pids.read_text().split() if pids.exists() else ():
             with suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
+
+
+def test_a_restart_command_that_restarts_nothing_is_not_believed(ask, port):
+    with served.process(port):
+        code, out, _ = ask(f"http://127.0.0.1:{port}", "--kv-restart=true", "--kv-record=missing")
+    assert code == 1 and "nothing shows that the server was restarted: it never stopped answering" in out
+
+
+def test_the_address_of_a_chat_is_asked_as_a_chat_and_a_key_is_told_to_nobody(ask, tmp_path):
+    """The fake engine knows no chat: what it answers to one shows how it was asked; an echo of the key is masked."""
+    with served.over_tls(tmp_path, key="s3cr3t-key") as (url, cert):
+        ini = f"kv_ca_file = {cert}\n"
+        code, out, _ = ask(f"{url}/v1/chat/completions", ini=ini, env={"KV_API_KEY": "s3cr3t-key"})
+        assert code == 1 and "POST /v1/chat/completions answered 404" in out
+        code, out, _ = ask(f"{url}/v1?token=abcdef123", ini=ini, env={"KV_API_KEY": "wrong-key-17"})
+    assert code == 1 and "answered 401" in out
+    assert "wrong-key-17" not in out and "abcdef123" not in out
 
 
 def test_a_certificate_of_its_own_is_refused_by_name_and_taken_as_the_user_says(ask, tmp_path):

@@ -110,7 +110,7 @@ def test_a_session_counts_what_was_served_and_says_what_the_server_made_of_its_d
 @pytest.mark.parametrize(("framework", "arm", "cache", "resolved"), [
     ("sglang", Arm(
         name="all", kv_dtype="fp8", weight_dtype="float16", quantization="fp8", block_size=16, max_requests=4, max_batched_tokens=4096,
-        prefix_cache=True, chunked_prefill=False, context=1024, cpu_offload_gib=1.0, disk_offload_gib=1.0,
+        prefix_cache=True, chunked_prefill=False, context=1024, cpu_offload_gib=1.0,
     ), {"kv_capacity_tokens": 2 * POOL}, {
         "kv_tokens": 2 * POOL, "max_model_len": 1024, "max_requests": 4, "chunked_prefill_size": "-1", "block_size": 16, "dtype": "float16",
         "kv_dtype": "fp8_e4m3 + float8_e4m3fn", "kv_scales_missing": "Using FP8 KV cache but no scaling factors provided",
@@ -141,7 +141,6 @@ def test_an_arm_that_asks_for_everything_is_served_so(project, framework, arm, c
     ("sglang", "", None, ["--kv-serve-arg=--no-such-flag"], "this version does not know the argument --no-such-flag"),
     ("tensorrt_llm", "", None, ["--kv-serve-arg=--no-such-flag"], "this version does not know the option --no-such-flag"),
     ("tgi", "", None, ["--kv-serve-arg=--no-such-flag"], "this version does not know the argument --no-such-flag"),
-    ("sglang", "0.4.10", Arm(name="a", disk_offload_gib=1.0), [], "this version does not know the argument --hicache-storage-backend"),
     ("tensorrt_llm", "1.0.0", Arm(name="a", block_size=64), [], "this version does not know the setting kv_cache_config.tokens_per_block"),
     ("tgi", "2.3.1", Arm(name="a", kv_dtype="fp8"), [], "this version does not know the argument --kv-cache-dtype"),
     ("sglang", "0.5.5", Arm(name="a", kv_dtype="nvfp4"), [], "this version has no 'nvfp4' for --kv-cache-dtype"),
