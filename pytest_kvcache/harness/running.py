@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -32,6 +33,7 @@ Measure = Callable[[str, int], Trace]
 GLANCE_S = 3.0  # while measuring, the machine is looked at this often; spoiled twice in a row ends the window
 CALIBRATION_WORDS = 32
 WARM_UP_S = 5.0
+BROKEN, GONE_S = ("connection_reset", "truncated_stream"), 10.0  # the supervisor takes its time to end what is left of an engine
 
 
 class Serving(Protocol):
@@ -103,6 +105,8 @@ class RunningEngine:
                 extra = self._extra_tokens(drive)
                 warm = drive(self._load(scenario, extra, part="warm-up", n=warm_up_requests(scenario)))
                 if failed := next((r for r in warm.records if r.outcome != OK), None):
+                    if died := self._end_of(warm.records):
+                        raise died
                     raise UserError(f"the warm-up of {scenario} failed: {failed.outcome}: {failed.error}")
                 count, planned = plan_workers(*rates(warm.records), needs, os.cpu_count() or 1)
                 workers.grow(count)
@@ -130,10 +134,19 @@ class RunningEngine:
         if died := self.server.failure():
             raise died
 
+    def _end_of(self, records: Sequence[RequestRecord]) -> UserError | None:
+        """Why the server is gone, when it is: connections break a moment before its end is known, and the load is over at once then."""
+        end = time.monotonic() + (GONE_S if any(r.outcome in BROKEN for r in records) else 0)
+        while (died := self.server.failure()) is None and time.monotonic() < end:
+            time.sleep(0.05)
+        return died
+
     def _window(self, drive: Drive, load: Load, glances: _Glances) -> tuple[Seen, dict[str, Any]]:
         before = self._readings()
         with glances.watch() as watch:
             seen = drive(load)
+        if died := self._end_of(seen.records):
+            raise died
         return seen, watch.seen | {"asked": len(load.bodies)} | page.told(before, self._readings())
 
     def _load(self, scenario: Scenario, extra: int, *, part: str = "measured", n: int | None = None) -> Load:

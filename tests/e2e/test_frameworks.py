@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import time
-import urllib.request
 
 import psutil
 import pytest
@@ -20,7 +19,7 @@ import pytest
 from pytest_kvcache import ClosedLoop
 
 @pytest.mark.kv_gates("output_tok_s")
-@pytest.mark.parametrize("kv_scenario", [ClosedLoop(isl=64, osl=n, concurrency=2, requests=r) for n, r in ((48, 40), (24, 4))], ids=str)
+@pytest.mark.parametrize("kv_scenario", [ClosedLoop(isl=64, osl=n, concurrency=2, requests=r, profile="smoke") for n, r in ((24, 40), (48, 4))], ids=str)
 def test_two(kv_result, kv_gate):
     kv_gate(kv_result)
 """
@@ -51,8 +50,8 @@ def test_the_same_suites_on_two_frameworks_give_one_table(project, vllm):
     assert table[2].split()[0] == "fixed_length/isl128-osl32-c1/base/output_tok_s"
     assert "vllm: fixed_length/isl128-osl32-c1/base/tpot_ms.p50" in found.out
     for framework in ("transformers", "vllm"):
-        assert all(m["valid"] for m in measurements(found.run, framework))
-    (one,) = measurements(found.run, "vllm")
+        assert measurements(found.run, framework)[-1]["valid"]  # one that the machine spoiled may stand before it
+    one = measurements(found.run, "vllm")[-1]
     before, after = one["load"]["counters"]
     assert after["output"] - before["output"] == 8 * 32 and after["input"] - before["input"] == 8 * 128
     assert after["prefix_hits"] == before["prefix_hits"] and after["preemptions"] == before["preemptions"] == 0
@@ -85,41 +84,31 @@ def test_vllm_is_told_what_an_arm_asks_for_and_a_version_without_it_is_named(tmp
     assert "end of " in refused.out and "Traceback" not in refused.out.partition("end of ")[0]
 
 
-def test_an_engine_killed_in_the_middle_is_invalid_with_its_log_and_the_rest_gets_a_fresh_start(project, survivors):
+def test_an_engine_killed_in_the_middle_is_invalid_with_its_log_and_the_rest_gets_a_fresh_start(project, survivors, tmp_path):
     (project.folder / "test_suite.py").write_text(TWO)
-    out = project.folder / "out"
+    out, scratch = project.folder / "out", tmp_path / "scratch"
+    scratch.mkdir()
     command = project.command("--kv-profile=smoke", "--kv-record=missing", "-o", "kv_start_timeout=2m", f"--kv-report={out}")
-    process = subprocess.Popen(
-        command, cwd=project.folder, env=project.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    env = project.environment | {"TMPDIR": str(scratch)}
+    process = subprocess.Popen(command, cwd=project.folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        engine = _serving(survivors)
-        time.sleep(3)  # of the first scenario's many requests
+        _answered(scratch, 12)  # of the first scenario's forty, after a few before the window
+        engine = next(p for p in map(psutil.Process, survivors()) if "serve" in p.cmdline() and "-I" not in p.cmdline())
         engine.send_signal(signal.SIGKILL)
         printed, _ = process.communicate(timeout=240)
     finally:
         process.kill()
-    run = json.loads((out / "run.json").read_text())
-    verdicts = {v["scenario"]: v for v in run["verdicts"]}
-    killed, other = verdicts["isl64-osl48-c2-n40"], verdicts["isl64-osl24-c2-n4"]
+    verdicts = {v["scenario"]: v for v in json.loads((out / "run.json").read_text())["verdicts"]}
+    killed, other = verdicts["isl64-osl24-c2-n40"], verdicts["isl64-osl48-c2-n4"]
     assert process.returncode == 1, printed
     assert killed["verdict"] == "invalid" and "killed by SIGKILL" in killed["reason"] and "end of " in killed["reason"]
-    assert other["verdict"] != "invalid" and other["value"] is not None
+    assert other["verdict"] != "invalid" and other["value"] is not None, printed
     assert not survivors()
 
 
-def _serving(survivors, limit_s=120):
-    """The engine's process, once it answers."""
+def _answered(scratch, n, limit_s=180):
+    """Until the engine's log has so many answered requests."""
     end = time.monotonic() + limit_s
-    while time.monotonic() < end:
-        for pid in survivors():
-            try:
-                words = psutil.Process(pid).cmdline()
-                if "serve" in words and "-I" not in words:
-                    url = f"http://127.0.0.1:{words[words.index('--port') + 1]}/health"
-                    urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=1).close()
-                    return psutil.Process(pid)
-            except (OSError, psutil.Error, ValueError):
-                continue
-        time.sleep(0.2)
-    raise AssertionError("no engine answered")
+    while sum(log.read_text(errors="replace").count("POST /v1/completions") for log in scratch.rglob("logs/*.log")) < n:
+        assert time.monotonic() < end, "the engine has not answered"
+        time.sleep(0.1)
