@@ -68,6 +68,7 @@ class KvSession:
         if self.settings.replay:
             self.stored_run  # noqa: B018 (read now, so that a damaged file is said now)
             return
+        self._tell_orphans()
         for engine in self.settings.engines:
             for model in self.settings.models:
                 self.document(engine.framework.name, model.key)
@@ -78,6 +79,14 @@ class KvSession:
                     check_installed(spec)
                     if spec.other:
                         check_installed(replace(spec, python=spec.other), "--kv-ab")
+
+    def _tell_orphans(self) -> None:
+        """Servers that an earlier session has left, by its own mark; only said, since somebody may want them."""
+        from .harness.ready import names
+        from .harness.server import orphans
+
+        if found := orphans():
+            self.say(f"left by an earlier session: {names(found)}; to stop them: kill -9 {' '.join(map(str, found))}")
 
     def _check_device(self) -> None:
         if self.settings.gpu.kind == "cpu":

@@ -118,6 +118,22 @@ def marked_processes(session_id: str | None = None) -> list[int]:
     return sorted(set(found) - {os.getpid()})
 
 
+def orphans() -> list[int]:
+    """Processes of sessions that are over, however they ended: each carries the id of its session, which ends in pytest's own pid."""
+    import psutil
+
+    found = []
+    for pid in marked_processes():
+        with suppress(OSError, ValueError, psutil.Error):
+            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            marks = [e.partition(b"=")[2].decode() for e in environ if e.startswith(f"{MARKER}=".encode())]
+            owner = int(marks[0].rpartition("-")[2], 16)
+            # A pid may be another's by now: its process would be younger than what it is said to have started.
+            if not psutil.pid_exists(owner) or psutil.Process(owner).create_time() > psutil.Process(pid).create_time():
+                found.append(pid)
+    return found
+
+
 def _claim(framework: Framework, launch: Launch) -> int:
     """The user's port when nobody has it, else a free one."""
     with closing(socket.socket()) as probe:

@@ -22,7 +22,7 @@ import pytest
 from pytest_kvcache.core.framework import Framework, Launch
 from pytest_kvcache.core.spec import Arm
 from pytest_kvcache.harness import ready
-from pytest_kvcache.harness.server import Server, ServerError, marked_processes, serve
+from pytest_kvcache.harness.server import MARKER, Server, ServerError, marked_processes, orphans, serve
 
 ROOT = Path(__file__).parents[2]
 FAKE = ROOT / "tests" / "fake_engine.py"
@@ -402,3 +402,25 @@ def test_marker_tells_sessions_apart(start: Start, session: str) -> None:
     with start(fake()) as server:
         assert {server.pid, server.supervisor_pid} <= set(marked_processes()) & set(marked_processes(session))
         assert marked_processes(session[:-1]) == []
+
+
+def test_what_a_session_that_is_over_has_left_is_found_and_left_alone() -> None:
+    """By the pid in its mark, which is gone; a mark that says no pid is nobody's to judge."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+    def marked(owner: int | str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(sleeper, env={**os.environ, MARKER: f"20261130-120000-{owner:x}" if isinstance(owner, int) else owner})
+
+    left, ours, strange = marked(ended.pid), marked(os.getpid()), marked("no session of ours")
+    other = subprocess.Popen(sleeper)
+    try:
+        taken = marked(other.pid)
+        wait_until(lambda: set(marked_processes()) >= {left.pid, ours.pid, strange.pid, taken.pid})
+        assert left.pid in orphans() and not {ours.pid, strange.pid, taken.pid} & set(orphans())
+        assert all(p.poll() is None for p in (left, ours, strange, taken))
+    finally:
+        for process in (left, ours, strange, other, taken):
+            process.kill()
+            process.wait()
