@@ -49,44 +49,49 @@ class Flag:
 
 @dataclass(frozen=True, kw_only=True)
 class Framework:
-    """An adapter: facts about one serving framework and pure functions, found by entry point.
-
-    `argv` writes the command line, `body` one streaming completion request of `osl` tokens that ignores the end of text, `needs` are the
-    importable modules without which it cannot start, `cure` the pip line that installs them. `flags` says how it is told the settings of
-    an arm (see `core.flags`); what it has no flag for it cannot be asked. `environ` gives the variables of one launch, beside `env`,
-    those of all, and `files` the texts that it reads from its folder, by name. `distributions` begins with the one whose version is the
-    framework's. `kv_dtypes` and `weight_dtypes` give its own word for each precision that it has, by the common names (`fp8`, `int8`,
-    `int4`) and by its own. A server that is `one_at_a_time` answers no two requests at once; one that has `dummy` can make up random
-    weights. `prepare` is Python source run in the framework's own interpreter with (source file, target directory) to make weights
-    loadable that the framework cannot serve as they are; it is skipped when the target exists. `known_failures` maps patterns of the
-    server's log to what they mean; `known_warnings` names what a server that runs nevertheless warns of; `history` says of arguments
-    which version has them. `readings` says where its metrics page (`metrics`) has the common readings, `unsupported` why it has none of
-    some. `resolved` names what the server decides itself (`attention_backend`, `block_size`, `kv_blocks`, `kv_tokens`, `max_model_len`,
-    `dtype`, `kv_dtype`, `quantization`, `eager`, …) with patterns of its log or metrics page; see `core.resolved`.
-    """
+    """An adapter: facts about one serving framework and pure functions, found by entry point."""
 
     name: str
-    argv: Callable[[Launch], list[str]]
-    body: Callable[[str, str, int], dict[str, Any]]
+    source: str = ""  # what was read for it: repository, version, file
+
+    # --- how it is installed: modules without which it cannot start, the pip line that installs them, distributions whose versions
+    # matter (those before torch are the framework itself)
     needs: tuple[str, ...]
     cure: str
     distributions: tuple[str, ...] = ()
+
+    # --- how it is started: its command line; variables of every launch and of one; texts that it reads from the launch's folder
+    argv: Callable[[Launch], list[str]]
     env: Mapping[str, str] = field(default_factory=dict)
     environ: Callable[[Launch], dict[str, str]] = lambda launch: {}
     files: Callable[[Launch], dict[str, str]] = lambda launch: {}
+
+    # --- what an arm may ask of it: a row for each span of versions (`core.flags`; what has none it cannot be told), and its own word for
+    # each precision, by the common names (`fp8`, `int8`, `int4`) and by its own
     flags: Mapping[str, tuple[Flag, ...]] = field(default_factory=dict)
+    kv_dtypes: Mapping[str, str] = field(default_factory=lambda: {"auto": ""})
+    weight_dtypes: Mapping[str, str] = field(default_factory=lambda: {"auto": ""})
+    one_at_a_time: bool = False  # it answers no two requests at once
+    dummy: bool = False  # it can make up random weights
+
+    # --- weights that it cannot serve as they are: Python source run in its own interpreter with (source file, target directory), skipped
+    # when the target exists
+    prepare: str | None = None
+
+    # --- how it is asked: the path, and one streamed completion of so many tokens (model, prompt, tokens) that ignores the end of text
+    endpoint: str = "/v1/completions"
+    body: Callable[[str, str, int], dict[str, Any]]
     health: str = "/health"
+
+    # --- what its metrics page says in common readings, and why it has none of some
     metrics: str = "/metrics"
     readings: Places = field(default_factory=dict)
     unsupported: Mapping[str, str] = field(default_factory=dict)
-    endpoint: str = "/v1/completions"
-    prepare: str | None = None
-    kv_dtypes: Mapping[str, str] = field(default_factory=lambda: {"auto": ""})
-    weight_dtypes: Mapping[str, str] = field(default_factory=lambda: {"auto": ""})
-    one_at_a_time: bool = False
-    dummy: bool = False
+
+    # --- what its log says: why it failed (pattern, meaning), what a server that runs nevertheless warns of (name, pattern), which version
+    # has an argument, and what it decided itself (`attention_backend`, `block_size`, `kv_blocks`, `kv_tokens`, `max_model_len`, `dtype`,
+    # `kv_dtype`, `quantization`, `eager`, …; see `core.resolved`), also on its metrics page
     known_failures: tuple[tuple[str, str], ...] = ()
     known_warnings: tuple[tuple[str, str], ...] = ()
     history: Mapping[str, str] = field(default_factory=dict)
     resolved: tuple[tuple[str, str], ...] = ()
-    source: str = ""
