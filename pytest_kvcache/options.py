@@ -148,7 +148,7 @@ def _endpoint(config: pytest.Config, record: str) -> Endpoint | None:
         if restart:
             raise UserError("--kv-restart goes with --kv-endpoint: it restarts the server that this names")
         return None
-    from .core.address import Endpoint, parse
+    from .core.address import Endpoint, parse, reached
 
     if other := next(
         (o for o in ("ab", "calibrate", "serve-arg", "tp") if _value(config, o.replace("-", "_")) not in ("", "[]", "False")), ""
@@ -162,12 +162,12 @@ def _endpoint(config: pytest.Config, record: str) -> Endpoint | None:
     if (key := os.environ.get("KV_API_KEY")) and not any(name.lower() == "authorization" for name in headers):
         headers["Authorization"] = f"Bearer {key}"
     files = {name: _file(config, name) for name in ("ca_file", "cert_file", "key_file")}
-    found = Endpoint(address=parse(text), headers=headers, insecure=bool(config.getini("kv_insecure")), restart=restart, **files)
+    address = parse(text)
     try:
-        found.target("", os.environ)
+        server = reached(address, os.environ, headers=headers, insecure=bool(config.getini("kv_insecure")), **files)
     except ValueError as e:
         raise UserError(f"--kv-endpoint: {e}") from e
-    return found
+    return Endpoint(address=address, server=server, restart=restart)
 
 
 def _header(line: str) -> tuple[str, str]:

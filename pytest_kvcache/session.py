@@ -283,7 +283,6 @@ class KvSession:
             model,
             s.gpu,
             engine.python,
-            env=os.environ,
             say=self.say,
             session_id=self.id,
             start_timeout_s=s.start_timeout_s,

@@ -10,9 +10,9 @@ import base64
 import ipaddress
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 from .load import Target
 from .spec import UserError
@@ -54,29 +54,28 @@ class Address:
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """A server that runs already, and how it is reached. `restart` is a shell command that gives it a fresh start."""
+    """A server that runs already. `server` says how it is reached, whatever the path; `restart` is a command that starts it afresh."""
 
     address: Address
-    headers: Mapping[str, str] = field(default_factory=dict)
-    ca_file: str | None = None
-    cert_file: str | None = None
-    key_file: str | None = None
-    insecure: bool = False
+    server: Target
     restart: str = ""
+
+    def target(self, path: str) -> Target:
+        """Where requests to a path go."""
+        return replace(self.server, endpoint=path)
 
     def secrets(self) -> tuple[str, ...]:
         """Values that no text may repeat: those of headers, with and without their scheme, and of the query."""
-        given = [*self.headers.values(), *self.address.headers.values()]
-        parts = [word for value in given for word in (value, value.rpartition(" ")[2])]
+        parts = [word for value in self.server.headers.values() for word in (value, value.rpartition(" ")[2])]
         parts += [value for pair in self.address.query.lstrip("?").split("&") if (value := pair.partition("=")[2])]
         return tuple(dict.fromkeys(p for p in parts if len(p) > 3))
 
-    def target(self, path: str, env: Mapping[str, str]) -> Target:
-        """Where requests to a path go, with the proxy that the variables set."""
-        return Target(
-            base_url=self.address.origin, endpoint=path, headers={**self.address.headers, **self.headers}, ca_file=self.ca_file,
-            cert_file=self.cert_file, key_file=self.key_file, insecure=self.insecure, proxy=proxy_for(self.address.origin, env),
-        )  # fmt: skip
+
+def reached(address: Address, env: Mapping[str, str], *, headers: Mapping[str, str] | None = None, **tls: Any) -> Target:
+    """How a server at an address is reached: by the proxy that the variables set, with its own credentials and further headers; `tls` as
+    `core.load.Target` has it. ValueError for a header that cannot be sent."""
+    proxy = proxy_for(address.origin, env)
+    return Target(base_url=address.origin, endpoint="", headers={**address.headers, **(headers or {})}, proxy=proxy, **tls)
 
 
 def parse(text: str, where: str = "--kv-endpoint") -> Address:
@@ -91,13 +90,10 @@ def parse(text: str, where: str = "--kv-endpoint") -> Address:
         raise UserError(f"{where}: no address of a server; write http://host:port or https://host/path")
     path = re.sub(r"/+$", "", url.path)
     full = path if _API.search(path) else ""
-    api = _API.sub("", path) if full else path
-    api = api if _VERSION.search(api) else f"{api}/v1"
-    if full and not _VERSION.search(_API.sub("", full)):
-        api = _API.sub("", full)
-    netloc = f"[{host}]" if ":" in host else host
+    base = _API.sub("", path)
+    api = base if full or _VERSION.search(base) else f"{base}/v1"
     return Address(
-        origin=urlunsplit((url.scheme.lower(), netloc + (f":{port}" if port is not None else ""), "", "", "")),
+        origin=f"{url.scheme.lower()}://{_bracketed(host)}" + (f":{port}" if port is not None else ""),
         root=_VERSION.sub("", api), api=api, full=full, query=f"?{url.query}" if url.query else "",
         headers=_credentials(url.username, url.password),
     )  # fmt: skip
@@ -118,8 +114,11 @@ def as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def called(host: str, port: int) -> str:
     """The address of a server that was told to bind `host`."""
-    host = UNSPECIFIED.get(host, host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"http://{_bracketed(UNSPECIFIED.get(host, host))}:{port}"
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def is_loopback(host: str) -> bool:

@@ -24,14 +24,14 @@ MAX_STEAL_CORES = 0.3
 BESIDE_A_GPU, MOST_BESIDE_A_GPU = 0.25, 2.0  # of the cores, and cores: they only feed it, and do not wait for the slowest of them
 
 
-def allowed_cores(seen: Mapping[str, Any], limit: float) -> float:
-    """How many cores others may take: `limit` beside an engine on the processors, a share of all beside one on a GPU. An attached server
-    is not seen among them: what our client lacks of this machine is told by its own clocks."""
-    if seen.get("device") == "attached":
-        return math.inf
-    if seen.get("device") == "gpu" and seen.get("cores"):
-        return max(limit, min(MOST_BESIDE_A_GPU, BESIDE_A_GPU * float(seen["cores"])))
-    return limit
+def allowed_cores(seen: Mapping[str, Any]) -> tuple[float, float]:
+    """How many cores other processes and the hypervisor may take: little beside an engine on the processors, of processes a share of all
+    cores beside one on a GPU. An attached server is not seen among them: what our client lacks of this machine its own clocks tell."""
+    device, cores = seen.get("device"), seen.get("cores") or 0
+    if device == "attached":
+        return math.inf, math.inf
+    share = min(MOST_BESIDE_A_GPU, BESIDE_A_GPU * cores) if device == "gpu" else 0.0
+    return max(MAX_FOREIGN_CORES, share), MAX_STEAL_CORES
 
 
 def _exceeds(value: Any, limit: float) -> bool:
@@ -50,11 +50,12 @@ def load_problem(seen: Mapping[str, Any]) -> str | None:
     problems = []
     of_cores = f" of {seen['cores']} cores" if seen.get("cores") is not None else " cores"
     foreign, steal = seen.get("foreign_cores"), seen.get("steal_cores")
-    if _exceeds(foreign, most := allowed_cores(seen, MAX_FOREIGN_CORES)):
+    most_foreign, most_steal = allowed_cores(seen)
+    if _exceeds(foreign, most_foreign):
         names = ", ".join(_named(p) for p in seen.get("foreign", ()))
-        problems.append(f"other processes used {foreign:.2f}{of_cores} (allowed {most:g})" + (f": {names}" if names else ""))
-    if _exceeds(steal, most := math.inf if seen.get("device") == "attached" else MAX_STEAL_CORES):
-        problems.append(f"the hypervisor took {steal:.2f}{of_cores} (allowed {most:g})")
+        problems.append(f"other processes used {foreign:.2f}{of_cores} (allowed {most_foreign:g})" + (f": {names}" if names else ""))
+    if _exceeds(steal, most_steal):
+        problems.append(f"the hypervisor took {steal:.2f}{of_cores} (allowed {most_steal:g})")
     return "; ".join(problems) or None
 
 

@@ -16,13 +16,14 @@ from ..core.flags import words
 from ..core.framework import Flag, Framework, Launch
 from ..core.readings import Series
 from ..core.spec import UserError
-from .shared import NO_MODEL, OUT_OF_MEMORY, PORT_TAKEN, UNKNOWN_ARGUMENT, UNPACK_GGUF, ignoring_eos
+from .shared import INVALID_CHOICE, NO_KV_MEMORY, NO_MODEL, OUT_OF_MEMORY, PORT_TAKEN, UNKNOWN_ARGUMENT, UNPACK_GGUF, ignoring_eos
 
 KV_DTYPES = {
     "auto": "auto", "bfloat16": "bf16", "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2", "mxfp8": "mxfp8",
     "nvfp4": "nvfp4",
 }  # fmt: skip
 WEIGHT_DTYPES = {name: name for name in ("auto", "bfloat16", "float16", "float32")}
+DTYPES = {"kv_dtype": KV_DTYPES, "weight_dtype": WEIGHT_DTYPES}
 
 
 def _host_tier(gib: float) -> list[str]:
@@ -64,11 +65,7 @@ def argv(launch: Launch) -> list[str]:
         said += ["--tp-size", str(launch.tp)]
     if launch.device == "cpu":
         said += ["--device", "cpu"]
-    return (
-        said
-        + words("sglang", FLAGS, launch.arm, launch.version, {"kv_dtype": KV_DTYPES, "weight_dtype": WEIGHT_DTYPES})
-        + list(launch.serve_args)
-    )
+    return said + words("sglang", FLAGS, launch.arm, launch.version, DTYPES) + list(launch.serve_args)
 
 
 SGLANG = Framework(
@@ -104,11 +101,8 @@ SGLANG = Framework(
         PORT_TAKEN,
         (r"The server socket has failed to listen on any local network address", "the port is taken"),
         UNKNOWN_ARGUMENT,
-        (r"argument (--[\w-]+): invalid choice: ('[^']*')", "this version has no {1} for {0}"),
-        (
-            r"Not enough memory\. Please try to increase --mem-fraction-static",
-            "no memory is left for the KV cache: see what else uses the device",
-        ),
+        INVALID_CHOICE,
+        (r"Not enough memory\. Please try to increase --mem-fraction-static", NO_KV_MEMORY),
         OUT_OF_MEMORY,
         NO_MODEL,
     ),

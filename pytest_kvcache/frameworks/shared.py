@@ -21,6 +21,8 @@ GIB = 2**30
 
 # Patterns of logs that mean the same whoever wrote them.
 PORT_TAKEN = (r"address already in use", "the port is taken")
+INVALID_CHOICE = (r"argument (--[\w-]+): invalid choice: ('[^']*')", "this version has no {1} for {0}")
+NO_KV_MEMORY = "no memory is left for the KV cache: see what else uses the device"
 UNKNOWN_ARGUMENT = (r"unrecognized arguments?: (\S+)", "this version does not know the argument {0}")
 OUT_OF_MEMORY = (
     r"OutOfMemoryError: ([^\n]*)|(CUDA out of memory[^\n]*)|DefaultCPUAllocator: can't allocate memory|std::bad_alloc|MemoryError",

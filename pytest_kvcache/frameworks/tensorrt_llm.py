@@ -21,6 +21,7 @@ from .shared import GIB, NO_MODEL, OUT_OF_MEMORY, beside, ignoring_eos
 
 KV_DTYPES = {name: name for name in ("auto", "fp8", "nvfp4")}
 WEIGHT_DTYPES = {name: name for name in ("auto", "bfloat16", "float16")}
+DTYPES = {"kv_dtype": KV_DTYPES, "weight_dtype": WEIGHT_DTYPES}
 CONFIG = "llm_options.yaml"
 
 
@@ -47,7 +48,7 @@ def options(launch: Launch) -> dict[str, Any]:
     """What the file says: the iterations that its metrics page is made of, and what the arm asks for. With `return_perf_metrics` the server
     would read that page itself, which empties it."""
     found: dict[str, Any] = {"enable_iter_perf_stats": True}
-    for *path, said in told("tensorrt_llm", FLAGS, launch.arm, launch.version, {"kv_dtype": KV_DTYPES, "weight_dtype": WEIGHT_DTYPES}):
+    for *path, said in told("tensorrt_llm", FLAGS, launch.arm, launch.version, DTYPES):
         place = found
         for name in path[:-1]:
             place = place.setdefault(name, {})

@@ -20,6 +20,7 @@ from .shared import NO_MODEL, OUT_OF_MEMORY, PORT_TAKEN, beside
 
 KV_DTYPES = {"auto": "", "fp8": "fp8_e4m3fn", "fp8_e4m3": "fp8_e4m3fn", "fp8_e5m2": "fp8_e5m2"}
 WEIGHT_DTYPES = {name: name for name in ("auto", "bfloat16", "float16")}
+DTYPES = {"kv_dtype": KV_DTYPES, "weight_dtype": WEIGHT_DTYPES}
 
 FLAGS = {
     "weight_dtype": (Flag(words=lambda v: ["--dtype", v]),),
@@ -37,11 +38,7 @@ def argv(launch: Launch) -> list[str]:
     said += ["--model-id", launch.model, "--hostname", launch.host, "--port", str(launch.port)]
     if launch.tp > 1:
         said += ["--num-shard", str(launch.tp)]
-    return (
-        said
-        + words("tgi", FLAGS, launch.arm, launch.version, {"kv_dtype": KV_DTYPES, "weight_dtype": WEIGHT_DTYPES})
-        + list(launch.serve_args)
-    )
+    return said + words("tgi", FLAGS, launch.arm, launch.version, DTYPES) + list(launch.serve_args)
 
 
 def environ(launch: Launch) -> dict[str, str]:

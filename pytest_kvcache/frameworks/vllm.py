@@ -22,7 +22,17 @@ from ..core.flags import words
 from ..core.framework import Flag, Framework, Launch
 from ..core.readings import Series
 from ..core.spec import Arm, UserError
-from .shared import GIB, NO_MODEL, OUT_OF_MEMORY, PORT_TAKEN, UNKNOWN_ARGUMENT, UNPACK_GGUF, ignoring_eos
+from .shared import (
+    GIB,
+    INVALID_CHOICE,
+    NO_KV_MEMORY,
+    NO_MODEL,
+    OUT_OF_MEMORY,
+    PORT_TAKEN,
+    UNKNOWN_ARGUMENT,
+    UNPACK_GGUF,
+    ignoring_eos,
+)
 
 CPU_POOL_GIB = 4  # of a server that has the machine to itself
 
@@ -34,6 +44,7 @@ KV_DTYPES = {
     "nvfp4": "nvfp4",
 }  # fmt: skip
 WEIGHT_DTYPES = {name: name for name in ("auto", "bfloat16", "float16", "float32")}
+DTYPES = {"kv_dtype": KV_DTYPES, "weight_dtype": WEIGHT_DTYPES}
 
 
 def _offload(gib: float) -> list[str]:
@@ -85,9 +96,7 @@ def argv(launch: Launch) -> list[str]:
     if arm.disk_offload_gib is not None:
         said += _tiers(launch, arm.disk_offload_gib)
         arm = dataclasses.replace(arm, cpu_offload_gib=None)
-    return (
-        said + words("vllm", FLAGS, arm, launch.version, {"kv_dtype": KV_DTYPES, "weight_dtype": WEIGHT_DTYPES}) + list(launch.serve_args)
-    )
+    return said + words("vllm", FLAGS, arm, launch.version, DTYPES) + list(launch.serve_args)
 
 
 def environ(launch: Launch) -> dict[str, str]:
@@ -141,7 +150,7 @@ VLLM = Framework(
     known_failures=(
         PORT_TAKEN,
         UNKNOWN_ARGUMENT,
-        (r"argument (--[\w-]+): invalid choice: ('[^']*')", "this version has no {1} for {0}"),
+        INVALID_CHOICE,
         (
             r"max seq len \((\d+)\) is larger than the maximum number of tokens that can be stored in KV cache \((\d+)\)",
             "the context of {0} tokens is larger than the KV cache, which holds {1}: ask for a shorter context or a larger pool",
@@ -151,7 +160,7 @@ VLLM = Framework(
             r".{0,80}?\(([\d.]+ GiB)\)",
             "one request of {0} tokens needs {1} of KV cache, there are {2}: ask for a shorter context or a larger pool",
         ),
-        (r"No available memory for the cache blocks", "no memory is left for the KV cache: see what else uses the device"),
+        (r"No available memory for the cache blocks", NO_KV_MEMORY),
         (
             r"Free memory on device [^\n(]*\(([\d.]+)/([\d.]+) GiB\) on startup is less than",
             "only {0} of {1} GiB of the device's memory are free: see what else uses it",

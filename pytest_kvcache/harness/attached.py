@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -26,15 +26,13 @@ from ..core.spec import Arm, Gpu, Model, Scenario, UserError
 from ..core.workload import make_requests, single_token_words, workload_hash
 from . import weights
 from .page import opener
+from .ready import REFUSED, REFUSED_S, SAY_EVERY_S, gave_a_token
 from .running import RunningEngine
 
 ANSWER_S = 30.0
 POLL_S = 0.5
 WATCH_S, LOOK_S = 2.0, 0.02
-REFUSED_S = 10.0  # a refusal that lasts this long will not pass
 START_TIMEOUT_S = 900.0
-SAY_EVERY_S = 15.0
-REFUSED = (400, 401, 403, 404, 405, 413, 415, 422)
 CURES = {401: "; is its key in KV_API_KEY?", 403: "; is its key in KV_API_KEY?", 404: "; is the path of the address right?"}
 TLS_CURE = "name the certificate of its authority in the ini option kv_ca_file, or set kv_insecure to check nothing"
 
@@ -60,8 +58,8 @@ class AttachedServer:
 class Client:
     """Asks a server a few things outside of any load."""
 
-    def __init__(self, endpoint: Endpoint, env: Mapping[str, str]) -> None:
-        self.target: Target = endpoint.target("", env)
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.target: Target = endpoint.server
         self.root = endpoint.address.root
         self.secrets = endpoint.secrets()
         try:
@@ -104,19 +102,19 @@ class AttachedRunner:
     """Measures on a server of somebody else's. With a restart command every run begins with it."""
 
     def __init__(
-        self, endpoint: Endpoint, framework: Framework, model: Model, gpu: Gpu, python: str, *, env: Mapping[str, str],
+        self, endpoint: Endpoint, framework: Framework, model: Model, gpu: Gpu, python: str, *,
         say: Callable[[str], None], session_id: str, start_timeout_s: float | None = None,
     ) -> None:  # fmt: skip
-        self.endpoint, self.framework, self.model, self.gpu, self.env, self.say = endpoint, framework, model, gpu, env, say
+        self.endpoint, self.framework, self.model, self.gpu, self.say = endpoint, framework, model, gpu, say
         self.session_id, self.timeout_s = session_id, start_timeout_s or START_TIMEOUT_S
-        self.client = Client(endpoint, env)
+        self.client = Client(endpoint)
         self.api = api_of(framework, endpoint)
         tokenizer, self.identity = weights.tokenizer_of(model, framework, python, say)
         self.words = single_token_words(tokenizer)
         self._served: str | None = None
         if self.client.target.proxy:
             say(f"measured through the proxy {masked(self.client.target.proxy)}, which may hold back parts of a stream")
-        if endpoint.insecure:
+        if endpoint.server.insecure:
             say("no certificate is checked (kv_insecure)")
 
     def served(self) -> str:
@@ -156,7 +154,7 @@ class AttachedRunner:
         subject = {
             "endpoint": self.endpoint.address.shown(), "server_version": told,
             "through_proxy": masked(self.client.target.proxy) if self.client.target.proxy else None,
-            "tls_verification": "off" if self.endpoint.insecure else None,
+            "tls_verification": "off" if self.endpoint.server.insecure else None,
         }  # fmt: skip
         way = "attached, through a proxy" if self.client.target.proxy else "attached"  # whose stamps are others
         identity = {"gpu": f"{self.gpu.key}, as it was named", "endpoint": way, "model_served": self.served()}
@@ -181,7 +179,7 @@ class AttachedRunner:
         yield RunningEngine(
             server=AttachedServer(base_url=address.origin + address.root, start_s=time.monotonic() - began), framework=self.framework,
             model=self.served(), words=self.words, arm=arm, run=run, workload=self.workload, device="attached",
-            target=self.endpoint.target(address.endpoint(self.api), self.env), secrets=self.client.secrets, chat=self.chat,
+            target=self.endpoint.target(address.endpoint(self.api)), secrets=self.client.secrets, chat=self.chat,
             salt="" if self.endpoint.restart else f" {self.session_id} {run} {attempt}",
         )  # fmt: skip
 
@@ -247,8 +245,7 @@ class AttachedRunner:
             status, text = self.client.ask(address.endpoint(self.api), as_chat(body) if self.chat else body)
         except Unreachable as e:
             return str(e), False
-        events = [line[5:].strip() for line in text.splitlines() if line.startswith("data:")]
-        if status == 200 and events and not events[0].startswith('{"error"'):
+        if gave_a_token(status, text.encode().splitlines()):
             return None
         path = (address.full or address.api + APIS[self.api]).partition("?")[0]
         return f"POST {path} answered {status}: {self.client.told(text) or 'nothing'}{CURES.get(status, '')}", status in REFUSED

@@ -88,21 +88,18 @@ def check_installed(spec: EngineSpec, named_by: str = "") -> None:
         raise UserError(f"{where}; {spec.framework.cure}, or {other}")
 
 
-def write_files(framework: Framework, launch: Launch) -> None:
-    """The launch's own folder, new and empty but for what the framework reads from it; UserError when it cannot be written."""
+@contextmanager
+def own_folder(framework: Framework, launch: Launch) -> Iterator[None]:
+    """The launch's own folder, new and empty but for what the framework reads from it; UserError when it cannot be written. It goes with
+    the server: what that keeps on disk is no use to the next, and may be large."""
     folder = Path(launch.folder)
+    shutil.rmtree(folder, ignore_errors=True)
     try:
-        shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         for name, text in framework.files(launch).items():
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as e:
         raise UserError(f"{folder}: cannot be written ({e.strerror or e})") from e
-
-
-@contextmanager
-def _gone_afterwards(folder: str) -> Iterator[None]:
-    """A start's own folder: what it keeps on disk is no use to the next, and may be large."""
     try:
         yield
     finally:
@@ -214,12 +211,11 @@ class EngineRunner:
         timeout_s = self.spec.start_timeout_s or START_TIMEOUT_S[self.spec.gpu.kind]
         launch = self.launch(arm)
         check_command(self.spec.framework, launch)
-        write_files(self.spec.framework, launch)
         env = self._env(launch)
         memory = given_back(env, self.say) if self.spec.gpu.kind == "gpu" else nullcontext()
         with (
             memory,
-            _gone_afterwards(launch.folder),
+            own_folder(self.spec.framework, launch),
             serve(self.spec.framework, launch, log=log, env=env, timeout_s=timeout_s, session_id=self.session_id, say=self.say) as server,
         ):
             resolved = resolved_configuration(self.spec.framework, server.log, server.base_url)

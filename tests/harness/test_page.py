@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
@@ -15,43 +13,21 @@ from pytest_kvcache.harness import page
 from pytest_kvcache.harness.loadgen import run
 
 from ..mockserver import MockServer
+from .pages import served
 
 ENGINE = dataclasses.replace(VLLM, metrics="/metrics")
 NOBODY = "http://127.0.0.1:9"
 PAGES = {
     "/good/metrics": b'vllm:num_requests_running{engine="0"} 2\nvllm:generation_tokens_total 5\n', "/empty/metrics": b"",
     "/blank/metrics": b" \n", "/html/metrics": b"<html>no such page</html>", "/bytes/metrics": b"\xff\xfe\x00",
-    "/none/metrics": b"vllm:generation_tokens_total NaN\n",
+    "/none/metrics": b"vllm:generation_tokens_total NaN\n", "/half/metrics": b"",
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def url():
-    """A server of pages by their path; below /odd it speaks no HTTP, below /half it promises more than it gives."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            if self.path == "/odd/metrics":
-                self.wfile.write(b"what?\r\n\r\n")
-            elif self.path in (*PAGES, "/half/metrics"):
-                text = PAGES.get(self.path, b"")
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(text) + (9 if self.path == "/half/metrics" else 0)))
-                self.end_headers()
-                self.wfile.write(text)
-            else:
-                self.send_error(503 if self.path == "/busy/metrics" else 404)
-
-        def log_message(self, *args):
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with served(PAGES) as address:
+        yield address
 
 
 @pytest.mark.parametrize(("below", "found"), [

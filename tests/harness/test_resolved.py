@@ -1,13 +1,13 @@
 """A server that is ready is asked what it resolved: log and metrics page together, and neither need be there."""
 
 import dataclasses
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from pytest_kvcache.frameworks.vllm import VLLM
 from pytest_kvcache.harness.resolved import LOG_BYTES, resolved_configuration
+
+from .pages import served
 
 ENGINE = dataclasses.replace(
     VLLM, known_warnings=(), resolved=(("backend", r"Using (\w+) backend"), ("kv_blocks", r'[{,]num_gpu_blocks="(\d+)"'))
@@ -17,31 +17,8 @@ PAGE = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="364"} 1.0\n'
 
 @pytest.fixture
 def url():
-    """A server with a metrics page; below /half it promises more than it gives, below /odd it speaks no HTTP."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            if self.path == "/odd/metrics":
-                self.wfile.write(b"what?\r\n\r\n")
-                return
-            if self.path not in ("/metrics", "/half/metrics"):
-                self.send_error(404)
-                return
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(PAGE) + (9 if self.path == "/half/metrics" else 0)))
-            self.end_headers()
-            self.wfile.write(PAGE)
-
-        def log_message(self, *args):
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with served({"/metrics": PAGE, "/half/metrics": PAGE}) as address:
+        yield address
 
 
 @pytest.fixture
