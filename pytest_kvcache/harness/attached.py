@@ -86,7 +86,7 @@ class Client:
 
     def told(self, text: str) -> str:
         """A text of the server's, as it may be quoted: without anything that we sent to prove who we are."""
-        return masked(" ".join(text.split())[:300], self.secrets)
+        return masked(" ".join(text.split()), self.secrets)[:300]
 
     def started_at(self) -> float | None:
         """When the process behind the metrics page began, by its own word."""

@@ -153,8 +153,7 @@ class RunningEngine:
         """The requests of a scenario as bytes, each `extra` words shorter: the server adds that many tokens itself."""
         if (times := self.times[str(scenario)]) > 1:
             part = f"{part} {times}"
-        part += self.salt
-        requests = make_requests(scenario, self.words, part=part, n=n)
+        requests = make_requests(scenario, self.words, part=part + self.salt, n=n)
         return Load(
             bodies=tuple(self._body(shortened(r, extra), r.osl) for r in requests), osl=tuple(r.osl for r in requests),
             concurrency=_streams(scenario), due_s=schedule(scenario, part=part, n=n) if isinstance(scenario, OpenLoop) else None,

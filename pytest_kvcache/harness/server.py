@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 MARKER = "PYTEST_KVCACHE_SESSION"
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
+SESSION = re.compile(r"\d{8}-\d{6}-([0-9a-f]{1,7})")  # of our ids; no pid has more digits than that (2**22)
 STOP_S = GRACE_S + 10.0  # the supervisor itself gives up before this
 TAIL_LINES = 15
 LOG_BYTES = 2**18  # the end of a log in which reasons are looked for
@@ -127,7 +128,10 @@ def orphans() -> list[int]:
         with suppress(OSError, ValueError, psutil.Error):
             environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             marks = [e.partition(b"=")[2].decode() for e in environ if e.startswith(f"{MARKER}=".encode())]
-            owner = int(marks[0].rpartition("-")[2], 16)
+            session = SESSION.fullmatch(marks[0])
+            if session is None:  # set by hand, or by other software
+                continue
+            owner = int(session[1], 16)
             # A pid may be another's by now: its process would be younger than what it is said to have started.
             if not psutil.pid_exists(owner) or psutil.Process(owner).create_time() > psutil.Process(pid).create_time():
                 found.append(pid)

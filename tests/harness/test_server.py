@@ -413,14 +413,15 @@ def test_what_a_session_that_is_over_has_left_is_found_and_left_alone() -> None:
     def marked(owner: int | str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(sleeper, env={**os.environ, MARKER: f"20261130-120000-{owner:x}" if isinstance(owner, int) else owner})
 
-    left, ours, strange = marked(ended.pid), marked(os.getpid()), marked("no session of ours")
+    left, ours = marked(ended.pid), marked(os.getpid())
+    strange = [marked(word) for word in ("no session of ours", "", f"test-{uuid.uuid4()}", "20261130-120000-ffffffffffff")]
     other = subprocess.Popen(sleeper)
     try:
         taken = marked(other.pid)
-        wait_until(lambda: set(marked_processes()) >= {left.pid, ours.pid, strange.pid, taken.pid})
-        assert left.pid in orphans() and not {ours.pid, strange.pid, taken.pid} & set(orphans())
-        assert all(p.poll() is None for p in (left, ours, strange, taken))
+        wait_until(lambda: set(marked_processes()) >= {left.pid, ours.pid, taken.pid, *(p.pid for p in strange)})
+        assert left.pid in orphans() and not {ours.pid, taken.pid, *(p.pid for p in strange)} & set(orphans())
+        assert all(p.poll() is None for p in (left, ours, taken, *strange))
     finally:
-        for process in (left, ours, strange, other, taken):
+        for process in (left, ours, other, taken, *strange):
             process.kill()
             process.wait()
