@@ -47,6 +47,7 @@ _REACHED: tuple[tuple[str, Literal["linelist", "bool", "string"], str], ...] = (
     ("kv_key_file", "string", "Its key, where it is not in the same file"),
     ("kv_insecure", "bool", "Check no certificate of an https endpoint"),
 )
+LOG_LEVELS = ("debug", "info", "warning", "error")
 _REPEATABLE = ("framework", "model", "serve-arg")
 
 
@@ -62,6 +63,7 @@ def add_options(parser: pytest.Parser) -> None:
             group.addoption(f"--kv-{name}", dest=dest, metavar=metavar, default=None, help=text)
         parser.addini(dest, text, type=kind, default={"args": [], "bool": False, "string": ""}[kind])
     parser.addini("kv_strict", "Fail tests whose gate is inconclusive", type="bool", default=False)
+    parser.addini("kv_log_level", f"What servers log: {', '.join(LOG_LEVELS)} (default: their own)", default="")
     parser.addini("kv_start_timeout", "Longest wait for a server to be ready: 90, 45s, 30m (default: 3m on cpu, 15m on a GPU)", default="")
     for name, kind, text in _REACHED:
         parser.addini(name, text, type=kind, default={"linelist": [], "bool": False, "string": ""}[kind])
@@ -108,6 +110,7 @@ class Settings:
     calibrate: bool
     strict: bool
     start_timeout_s: float | None
+    log_level: str
     command: str
 
 
@@ -124,6 +127,13 @@ def _values(config: pytest.Config, name: str) -> list[str]:
 def active(config: pytest.Config) -> bool:
     """Whether a device was named, or a stored run; without either every suite is skipped."""
     return bool(_value(config, "gpu") or _value(config, "replay"))
+
+
+def _log_level(config: pytest.Config) -> str:
+    level = str(config.getini("kv_log_level")).lower()
+    if level not in ("", *LOG_LEVELS):
+        raise UserError(f"kv_log_level={level}: choose one of {', '.join(LOG_LEVELS)}")
+    return level
 
 
 def _choice(option: str, value: str, allowed: tuple[str, ...]) -> str:
@@ -341,6 +351,7 @@ def read_settings(config: pytest.Config) -> Settings:
         calibrate=_calibrates(config, subject, record),
         strict=bool(config.getini("kv_strict")),
         start_timeout_s=parse_time(timeout, "kv_start_timeout") if timeout else None,
+        log_level=_log_level(config),
         command=shlex.join(["pytest", *_without_restart(masked_words(map(str, config.invocation_params.args)))]),
     )
 

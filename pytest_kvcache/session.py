@@ -94,8 +94,10 @@ class KvSession:
         from .harness.nvml import gpus_in_use
 
         found = [str(g.get("name", "unknown")) for g in gpus_in_use(os.environ)]
-        if not set(found) & set(self.settings.gpu.nvml_names):
-            raise UserError(f"--kv-gpu={self.settings.gpu.key}: this machine has {', '.join(found)}")
+        used = found[: self.settings.tp]
+        if not used or not set(used) <= set(self.settings.gpu.nvml_names):
+            cure = "" if set(found).isdisjoint(self.settings.gpu.nvml_names) else "; name those to use in CUDA_VISIBLE_DEVICES"
+            raise UserError(f"--kv-gpu={self.settings.gpu.key}: the server would get {', '.join(used or found)} of this machine{cure}")
 
     @cached_property
     def stored_run(self) -> StoredRun:
@@ -268,7 +270,7 @@ class KvSession:
         return EngineSpec(
             framework=engine.framework, model=model, gpu=self.settings.gpu, python=engine.python,
             command=engine.command, serve_args=self.settings.serve_args, tp=self.settings.tp, other=self.settings.ab or "",
-            start_timeout_s=self.settings.start_timeout_s,
+            start_timeout_s=self.settings.start_timeout_s, log_level=self.settings.log_level,
         )  # fmt: skip
 
     def _attached(self, engine: Engine, model_key: str) -> Any:

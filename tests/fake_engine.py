@@ -29,6 +29,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--die-text", default="RuntimeError: the fake engine was told to die")
     parser.add_argument("--tpot-ms", type=float, default=0)
     parser.add_argument("--ttft-ms", type=float, default=0)
+    parser.add_argument("--no-usage", action="store_true", help="streams tell no token counts, plain answers do")
+    parser.add_argument("--context", type=int, default=10**9, help="an answer ends there without a word")
     parser.add_argument("--ignore-sigterm", action="store_true")
     parser.add_argument("--spawn-child", action="store_true", help="a child in its own session, and an orphan")
     return parser.parse_args()
@@ -63,7 +65,11 @@ class Handler(BaseHTTPRequestHandler):
         return str(self.asked.model_name or self.asked.model)
 
     def generate(self, body: dict[str, Any]) -> None:
-        tokens, due = int(body.get("max_tokens", 16)), time.monotonic() + self.asked.ttft_ms / 1000
+        prompt = len(str(body["prompt"]).split())
+        tokens, due = min(int(body.get("max_tokens", 16)), self.asked.context - prompt), time.monotonic() + self.asked.ttft_ms / 1000
+        usage = {"prompt_tokens": prompt, "completion_tokens": tokens}
+        if not body.get("stream", True):
+            return self.answer(200, {"choices": [{"text": " w" * tokens, "finish_reason": "length"}], "usage": usage})
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
@@ -72,8 +78,7 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(max(0.0, due - time.monotonic()))
             due += self.asked.tpot_ms / 1000
             self.event([{"index": 0, "text": f" w{i}", "finish_reason": None}])
-        usage = {"prompt_tokens": len(str(body["prompt"]).split()), "completion_tokens": tokens}
-        self.event([{"index": 0, "text": "", "finish_reason": "length"}], usage=usage)
+        self.event([{"index": 0, "text": "", "finish_reason": "length"}], **({} if self.asked.no_usage else {"usage": usage}))
         self.chunk(b"data: [DONE]\n\n")
         self.chunk(b"")
 

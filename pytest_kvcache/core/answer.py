@@ -61,11 +61,13 @@ _typed: Callable[[bytes], _Event] = msgspec.json.Decoder(_Event).decode
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """What the answer is held against: output tokens, and whether the end of text was to be ignored. `textless` allows an answer without
-    any text: random weights make tokens that the tokenizer does not have, and any other model that says nothing is broken."""
+    any text: random weights make tokens that the tokenizer does not have, and any other model that says nothing is broken. `by_length`
+    takes `finish_reason: length` for a count: as many tokens came as were asked for, of a server whose streams tell no number."""
 
     osl: int
     ignore_eos: bool = True
     textless: bool = False
+    by_length: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,23 +251,26 @@ class _Stream:
 
     def answer(self, status: int, end: str, asked: Asked) -> Answer:
         """The answer, or the class of failure that its end or its content make it."""
-        times, tokens = self._token_events(asked.textless)
-        n = self.usage.completion_tokens
+        n, by_length = self.usage.completion_tokens, False
+        if n is None and asked.by_length and self.finish == "length":
+            n, by_length = asked.osl, True
+        times, tokens = self._token_events(asked.textless, n)
         if failure := self._failure(end, asked, len(times), n):
             return self.failed(status, *failure)
         return Answer(
             times=times, tokens=tokens, answer_at=self.answer_at, output_tokens=n, input_tokens=self.usage.prompt_tokens, status=status,
-            finish_reason=self.finish, notes=self._notes(times, tokens, n), text="".join(self.text), reasoning="".join(self.reasoning),
+            finish_reason=self.finish, notes=self._notes(times, tokens, n) + ("counted_by_length",) * by_length,
+            text="".join(self.text), reasoning="".join(self.reasoning),
         )  # fmt: skip
 
-    def _token_events(self, textless: bool) -> tuple[list[int], list[int] | None]:
+    def _token_events(self, textless: bool, n: int | None) -> tuple[list[int], list[int] | None]:
         """Stamps of the token events and the tokens of each, if known: by continuous usage, or one each when the sums agree."""
         counts = [count for _, count, texted in self.seen if texted]
         # One count alone is that of the whole answer.
         stated = None not in counts if counts else textless and len({count for _, count, _ in self.seen if count}) > 1
         if not stated:
             times = [at for at, _, texted in self.seen if texted]
-            return times, [1] * len(times) if len(times) == self.usage.completion_tokens else None
+            return times, [1] * len(times) if len(times) == n else None
         times, tokens, before = [], [], 0
         for at, count, texted in self.seen:
             grown = (count or 0) - before
@@ -287,8 +292,12 @@ class _Stream:
             if name not in ("complete", "close"):
                 return name, words
             return "truncated_stream", f"ended after {events} token events without finish_reason or [DONE]"
+        if asked.by_length and n is None and self.finish is None:
+            return "truncated_stream", f"ended after {events} token events without finish_reason, by which they are counted"
         if not events:
             return "empty_output", "no token event in the whole answer"
+        if asked.ignore_eos and asked.by_length and self.finish == "stop":
+            return "short_output", f"the text ended (finish_reason stop) before the {asked.osl} tokens asked for"
         if asked.ignore_eos and n is not None and n < asked.osl:
             return "short_output", f"{n} output tokens of {asked.osl} asked for"
         return None

@@ -41,6 +41,22 @@ def unsupported(framework: Framework, arm: Arm, version: str = "") -> str:
     return ""
 
 
+_SAMPLES = {"kv_dtype": "fp8", "weight_dtype": "float16", "quantization": "fp8", "prefix_cache": True, "chunked_prefill": True}
+
+
+def versions_of(flags: Flags) -> dict[str, str]:
+    """Which versions have an argument that not all have, or a key of a file: `--page-size`: `from 0.4.5 on`."""
+    found = {}
+    for name, rows in flags.items():
+        for row in rows:
+            said = row.words(_SAMPLES.get(name, 1)) if row.since or row.until else []
+            if said and (arguments := [w for w in said if w.startswith("--")]):
+                found.update(dict.fromkeys((w.partition("=")[0] for w in arguments), f"is there {_range(row)}"))
+            elif len(said) > 1:
+                found[".".join(said[:-1])] = f"is there {_range(row)}"
+    return found
+
+
 def beyond(framework: Framework, scenario: Scenario) -> str:
     """Why a scenario is beyond a framework, whichever version of it: a setting that it cannot be told, or requests at once; empty when it
     is not."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ class Launch:
 
     `dummy` asks for random weights in the model's shape.
     `arm.memory_share` below 1 says that another server will live beside this one: take no more of the memory than that share.
-    `memory_gib` is what this machine has.
+    `memory_gib` is what this machine has. `log_level` is `debug`, `info`, `warning`, `error`, or empty for the framework's own.
     """
 
     python: str
@@ -34,6 +34,7 @@ class Launch:
     serve_args: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     folder: str = ""
+    log_level: str = ""
     memory_gib: float | None = None
 
 
@@ -72,15 +73,24 @@ class Framework:
     kv_dtypes: Mapping[str, str] = field(default_factory=lambda: {"auto": ""})
     weight_dtypes: Mapping[str, str] = field(default_factory=lambda: {"auto": ""})
     one_at_a_time: bool = False  # it answers no two requests at once
+    tensor_parallel: bool = False  # it can spread a model over several GPUs
+    on_gpu: str = (
+        ""  # a name of `resolved`, below, that it says only if it really uses a GPU: its builds for processors take the same flags
+    )
     dummy: bool = False  # it can make up random weights
 
     # --- weights that it cannot serve as they are: Python source run in its own interpreter with (source file, target directory), skipped
-    # when the target exists
+    # when the target exists; or Python source that prints the vocabulary of a packed file (*.gguf) which it serves as it is, in the form of
+    # a tokenizer.json: `model.vocab`, and the tokens that end a text as special `added_tokens`
     prepare: str | None = None
+    vocabulary: str | None = None
 
-    # --- how it is asked: the path, and one streamed completion of so many tokens (model, prompt, tokens) that ignores the end of text
+    # --- how it is asked: the path, and one streamed completion of so many tokens (model, prompt, tokens) that ignores the end of text;
+    # what is added where that takes the ids of the tokens that end one; whether a stream tells its token counts
     endpoint: str = "/v1/completions"
     body: Callable[[str, str, int], dict[str, Any]]
+    without_end: Callable[[Sequence[int]], dict[str, Any]] = lambda ends: {}
+    streams_usage: bool = True
     health: str = "/health"
 
     # --- what its metrics page says in common readings, and why it has none of some

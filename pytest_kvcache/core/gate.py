@@ -123,7 +123,7 @@ def too_few_samples(
         return None
     return Verdict(
         verdict=INCONCLUSIVE, reason=f"{FEW_SAMPLES}{problem}: ask for more requests a run and record anew", margin=margin,
-        runs=tuple(runs), value=geometric_mean(runs) if runs else None, more_runs=rule.looks[0],
+        runs=tuple(runs), value=geometric_mean(runs) if runs else None,
     )  # fmt: skip
 
 

@@ -50,8 +50,8 @@ class Load:
     Closed loop: `concurrency` streams, each sending the next request when its last is answered. Open loop: request i is sent `due_s[i]`
     seconds after the start (ascending), whatever is still open. Nothing is retried. A request stalls when nothing at all comes for
     `first_timeout_s`, or for `idle_timeout_s` once two events have come, or no event for `progress_timeout_s` though comments keep the
-    connection alive; what the load process has not sent by then is not sent: every one of those requests would be waited for. `textless`:
-    see `core.answer.Asked`. `secrets` are kept out of what is told of failures.
+    connection alive; what the load process has not sent by then is not sent: every one of those requests would be waited for. `textless`
+    and `by_length`: see `core.answer.Asked`. `secrets` are kept out of what is told of failures.
     """
 
     bodies: tuple[bytes, ...]
@@ -60,6 +60,7 @@ class Load:
     due_s: tuple[float, ...] | None = None
     ignore_eos: bool = True
     textless: bool = False
+    by_length: bool = False
     secrets: tuple[str, ...] = ()
     first_timeout_s: float = 900.0  # a long prefill behind a full queue sends nothing
     idle_timeout_s: float = 120.0

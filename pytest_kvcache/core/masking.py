@@ -191,11 +191,19 @@ def _enclosed_end(text: str, name: int, at: int) -> int:
 
 _SAY_NOTHING = {"true", "false", "none", "null"}
 _LEAST = 4  # characters: shorter values are everywhere
+_BEGUN = 6  # characters of a value at the end of a text, which may have been cut there
+
+
+def _begun(text: str, value: str) -> int:
+    """How many characters of a value's beginning end a text."""
+    return next((n for n in range(min(len(value) - 1, len(text)), _BEGUN - 1, -1) if text.endswith(value[:n])), 0)
 
 
 def known_spans(text: str, known: Iterable[str]) -> Iterator[Span]:
-    """Where a text has known values. A short plain word or number counts only where it stands alone."""
+    """Where a text has known values, or ends within one. A short plain word or number counts only where it stands alone."""
     for value in known:
+        if begun := _begun(text, value):
+            yield len(text) - begun, len(text)
         alone = len(value) < 8 and (value.isalpha() or value.isdigit())
         at = text.find(value)
         while at >= 0:

@@ -123,7 +123,10 @@ def limit_of(metric: str, scenario: Scenario, arm: Arm, model: Model | None, env
         return None
     token_s = None if card.bytes_s is None else least_tpot_s(weights, _own_cache(model, arm, scenario, argv), card.bytes_s)
     tok_s = _most_tok_s(scenario, arm, model, card, token_s)
-    return _bound(metric.partition(".")[0], scenario, card, token_s, tok_s)
+    by_compute = None
+    if card.flops is not None and model.parameters is not None:
+        by_compute = most_tok_s_by_compute(model.parameters, card.flops, arm.weight_dtype)
+    return _bound(metric.partition(".")[0], scenario, card, token_s, tok_s, by_compute)
 
 
 def _own_cache(model: Model, arm: Arm, scenario: Scenario, argv: Sequence[str]) -> float:
@@ -142,7 +145,7 @@ def _most_tok_s(scenario: Scenario, arm: Arm, model: Model, card: Card, token_s:
     return min(found, default=None)
 
 
-def _bound(name: str, scenario: Scenario, card: Card, token_s: float | None, tok_s: float | None) -> Limit | None:
+def _bound(name: str, scenario: Scenario, card: Card, token_s: float | None, tok_s: float | None, by_compute: float | None) -> Limit | None:
     by_memory = f"weights and cache of a token, read once by {card.label}"
     least = {"tpot_ms": 1.0, "e2e_ms": scenario.osl - 1.0}
     if name in least and token_s is not None and least[name] > 0:
@@ -150,4 +153,8 @@ def _bound(name: str, scenario: Scenario, card: Card, token_s: float | None, tok
     most = {"output_tok_s": 1.0, "req_s": 1.0 / scenario.osl}
     if name in most and tok_s is not None:
         return Limit(value=tok_s * most[name], at_most=True, reason=f"memory and arithmetic of {card.label}")
+    if name == "total_tok_s" and by_compute is not None:  # prompts that are new, so that each token of theirs is computed
+        return Limit(value=by_compute, at_most=True, reason=f"arithmetic of {card.label}")
+    if name == "ttft_ms" and by_compute is not None:
+        return Limit(value=1e3 * scenario.isl / by_compute, at_most=False, reason=f"a prompt's arithmetic on {card.label}")
     return None

@@ -137,7 +137,8 @@ def _settled(gate: GateSpec, progress: Progress, orders: Orders, *, final: bool)
 
 def _paired(gate: GateSpec, progress: Progress, orders: Orders, *, final: bool) -> Verdict | None:
     """As `settle`, of a gate on two arms that are measured in turns: a round has one value of each."""
-    rounds, rule = progress.rounds(gate), dataclasses.replace(PAIRED, full_floors=orders.rule.full_floors)
+    rounds = progress.rounds(gate)
+    rule = dataclasses.replace(PAIRED, full_floors=orders.rule.full_floors, futility=orders.rule.futility)
     whole = next((i for i, pair in enumerate(rounds) if any(gate.metric not in m["metrics"] for m in pair)), len(rounds))
     smoke, asked = orders.needs[gate.key] == "report", _task(gate, progress).scenario.n_requests
     few = too_few_samples(Base(), (asked,), quantile=quantile_of(gate.metric), margin=gate.margin, rule=rule)
@@ -226,17 +227,21 @@ ATTACHED = (
 )
 
 
+def _attached(rule: Rule) -> str:
+    return f"{ATTACHED}, of which {rule.looks[0]} are the least"
+
+
 def _reported(gate: GateSpec, values: list[float], base: Base, rule: Rule, *, attached: bool = False) -> Verdict:
     value = geometric_mean(values) if values else None
     if base.runs:
         base = in_unit(base, find_metric(gate.metric).unit) or Base(mismatch=f"it is stored in {base.unit!r}")
     if not base.runs:
-        missing = "; ".join(filter(None, (ATTACHED, base.missing or base.mismatch))) if attached else base.missing or base.mismatch
+        missing = "; ".join(filter(None, (_attached(rule), base.missing or base.mismatch))) if attached else base.missing or base.mismatch
         kind = INCONCLUSIVE if attached else NO_BASELINE
         return Verdict(verdict=kind, reason=missing, value=value, runs=tuple(values), margin=gate.margin)
     stored = geometric_mean(base.runs)
     return Verdict(
-        verdict=INCONCLUSIVE, reason=ATTACHED if attached else SMOKE, value=value, baseline=stored,
+        verdict=INCONCLUSIVE, reason=_attached(rule) if attached else SMOKE, value=value, baseline=stored,
         change=value / stored - 1 if value else None, runs=tuple(values), baseline_runs=base.runs, margin=gate.margin,
         more_runs=None if attached else max(1, rule.looks[0] - len(values)),
     )  # fmt: skip

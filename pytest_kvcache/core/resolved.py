@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from .spec import Arm
+
 PREFIX = "resolved:"
 
 
@@ -23,6 +25,13 @@ def resolved(text: str, patterns: Iterable[tuple[str, str]]) -> dict[str, Any]:
             if said:
                 found.setdefault(name, {})[said] = None
     return {name: _value(next(iter(said))) if len(said) == 1 else " + ".join(said) for name, said in found.items()}
+
+
+def not_applied(found: Mapping[str, Any], arm: Arm) -> str:
+    """How a server says that it did not do what an arm asks for (`found` of its log); empty when it does not say so. What was measured on
+    it would stand under the wrong name."""
+    instead = found.get("kv_dtype_not_applied")
+    return f"kv_dtype={arm.kv_dtype!r} was not applied: the server fell back to {instead}" if instead and arm.kv_dtype != "auto" else ""
 
 
 def _value(said: str) -> Any:

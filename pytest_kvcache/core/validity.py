@@ -45,9 +45,27 @@ def _named(process: Mapping[str, Any]) -> str:
     return f"{who} {process['cores']:.2f}"
 
 
+NORMAL = "power cap"  # a card at its power cap runs as it is meant to; that is only shown
+MAX_SLOWED = 0.02  # of a window's readings
+MAX_FOREIGN_PERCENT = 2.0  # of the GPU's multiprocessors
+
+
+def gpu_problems(seen: Mapping[str, Any]) -> list[str]:
+    """What a watch over the GPU (`harness.gpu_watch`) says against a window: it was slowed, or others computed on it."""
+    slowed = [(why, share) for why, share in seen.get("slowed", {}).items() if why != NORMAL and _exceeds(share, MAX_SLOWED)]
+    problems = [f"the GPU was slowed ({why}) for {share:.0%} of the time (allowed {MAX_SLOWED:.0%})" for why, share in slowed]
+    for one in seen.get("foreign", ()):
+        who = f"pid {one['pid']} ({one['name']}), {one['mib']} MiB"
+        if one["percent"] is None:
+            problems.append(f"another process is on the GPU, and whether it computes cannot be read: {who}")
+        elif _exceeds(one["percent"], MAX_FOREIGN_PERCENT):
+            problems.append(f"another process used {one['percent']:.0f} % of the GPU (allowed {MAX_FOREIGN_PERCENT:g}): {who}")
+    return problems
+
+
 def load_problem(seen: Mapping[str, Any]) -> str | None:
     """Why the machine was too busy for this window to count (`seen` of `harness.device.LoadWatch`), or None."""
-    problems = []
+    problems = gpu_problems(seen.get("gpu") or {})
     of_cores = f" of {seen['cores']} cores" if seen.get("cores") is not None else " cores"
     foreign, steal = seen.get("foreign_cores"), seen.get("steal_cores")
     most_foreign, most_steal = allowed_cores(seen)

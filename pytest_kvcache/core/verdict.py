@@ -49,7 +49,8 @@ class Verdict:
 
     `value` and `baseline` are geometric means, `change`, `low` and `high` fractions of the metric's own value
     (negative: it went down), `p_seq` the p-value of "not worse" under all looks taken. Every inconclusive one has
-    `more_runs`, about how many more runs would settle it, or `certifiable`, the smallest margin that these could certify.
+    `more_runs`, about how many more runs would settle it, or `certifiable`, the smallest margin that these could certify; or its reason
+    says how many requests a run needs, where they are too few.
     """
 
     verdict: str

@@ -44,6 +44,13 @@ def single_token_words(tokenizer: dict[str, Any]) -> tuple[str, ...]:
     return tuple(words)
 
 
+def end_tokens(tokenizer: dict[str, Any]) -> tuple[int, ...]:
+    """Ids of the special tokens of a parsed `tokenizer.json`, those that end a text among them, ascending."""
+    added = tokenizer.get("added_tokens")
+    tokens = (t for t in (added if isinstance(added, list) else ()) if isinstance(t, dict))
+    return tuple(sorted({t["id"] for t in tokens if t.get("special") and type(t.get("id")) is int}))
+
+
 def _rng(*parts: object) -> random.Random:
     # hash() is salted per process; a digest is the same everywhere.
     return random.Random(hashlib.sha256("|".join(map(str, parts)).encode()).digest())

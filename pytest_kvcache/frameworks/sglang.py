@@ -65,6 +65,8 @@ def argv(launch: Launch) -> list[str]:
         said += ["--tp-size", str(launch.tp)]
     if launch.device == "cpu":
         said += ["--device", "cpu"]
+    if launch.log_level:
+        said += ["--log-level", launch.log_level]
     return said + words("sglang", FLAGS, launch.arm, launch.version, DTYPES) + list(launch.serve_args)
 
 
@@ -76,6 +78,7 @@ SGLANG = Framework(
     cure="pip install 'pytest-kvcache[sglang]'",
     distributions=("sglang", "sgl-kernel", "torch", "flashinfer-python", "triton", "transformers"),
     flags=FLAGS,
+    tensor_parallel=True,
     prepare=UNPACK_GGUF,
     dummy=True,
     kv_dtypes=KV_DTYPES,

@@ -65,6 +65,8 @@ def argv(launch: Launch) -> list[str]:
     said += [launch.model, "--host", launch.host, "--port", str(launch.port), "--backend", "pytorch"]
     if launch.tp > 1:
         said += ["--tp_size", str(launch.tp)]
+    if launch.log_level:
+        said += ["--log_level", launch.log_level]
     return [*said, "--extra_llm_api_options", f"{launch.folder}/{CONFIG}", *launch.serve_args]
 
 
@@ -77,6 +79,7 @@ TENSORRT_LLM = Framework(
     cure="pip install 'pytest-kvcache[tensorrt-llm]'",
     distributions=("tensorrt-llm", "torch", "flashinfer-python", "triton", "transformers"),
     flags=FLAGS,
+    tensor_parallel=True,
     metrics="/metrics",
     kv_dtypes=KV_DTYPES,
     weight_dtypes=WEIGHT_DTYPES,

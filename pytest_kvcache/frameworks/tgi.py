@@ -43,7 +43,8 @@ def argv(launch: Launch) -> list[str]:
 
 def environ(launch: Launch) -> dict[str, str]:
     wanted = launch.arm.prefix_cache
-    return {} if wanted is None else dict.fromkeys(("PREFIX_CACHING", "USE_PREFIX_CACHING"), str(int(wanted)))
+    cached = {} if wanted is None else dict.fromkeys(("PREFIX_CACHING", "USE_PREFIX_CACHING"), str(int(wanted)))
+    return cached | ({"LOG_LEVEL": launch.log_level.replace("warning", "warn")} if launch.log_level else {})  # as Rust calls it
 
 
 def body(model: str, prompt: str, osl: int) -> dict[str, Any]:
@@ -64,6 +65,7 @@ TGI = Framework(
     cure="run its container by the ini option kv_command_tgi = docker run ... IMAGE",
     distributions=("text-generation-server", "torch", "transformers"),
     flags=FLAGS,
+    tensor_parallel=True,
     kv_dtypes=KV_DTYPES,
     weight_dtypes=WEIGHT_DTYPES,
     readings={
@@ -71,6 +73,12 @@ TGI = Framework(
         "waiting": (Series(name="tgi_queue_size"),),
         "output": (Series(name="tgi_request_generated_tokens_sum"),),
         "input": (Series(name="tgi_request_input_length_sum"),),
+    },
+    unsupported={
+        **dict.fromkeys(("kv_usage", "kv_used_tokens", "kv_capacity_tokens"), "it has no series of the KV cache"),
+        **dict.fromkeys(("prefix_queries", "prefix_hits"), "it counts no reused tokens; those it calls skipped were speculated"),
+        "preemptions": "it reserves all that a request may need, and preempts none",
+        **dict.fromkeys(("offload_stored_bytes", "offload_loaded_bytes"), "it offloads nothing"),
     },
     known_failures=(
         PORT_TAKEN,

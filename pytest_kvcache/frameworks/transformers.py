@@ -46,6 +46,8 @@ def argv(launch: Launch) -> list[str]:
     said += words("transformers", FLAGS, launch.arm, launch.version, {"weight_dtype": WEIGHT_DTYPES})
     if launch.arm.memory_share < 1:
         said += ["--cb-max-memory-percent", f"{CPU_MEMORY * launch.arm.memory_share:.3g}"]
+    if launch.log_level:
+        said += ["--log-level", launch.log_level]
     return said + list(launch.serve_args)
 
 

@@ -100,12 +100,13 @@ def argv(launch: Launch) -> list[str]:
 
 
 def environ(launch: Launch) -> dict[str, str]:
+    level = {"VLLM_LOGGING_LEVEL": launch.log_level.upper()} if launch.log_level else {}
     if launch.device != "cpu":
-        return {}
+        return level
     asked = launch.arm.kv_gib
     if asked is not None and (asked < 1 or asked != int(asked)):
         raise UserError(f"arm {launch.arm.name}: vllm on a CPU is told its KV pool in whole GiB, kv_gib={asked:g} is none")
-    return {"VLLM_CPU_KVCACHE_SPACE": str(int(asked or max(1, round(CPU_POOL_GIB * launch.arm.memory_share))))}
+    return level | {"VLLM_CPU_KVCACHE_SPACE": str(int(asked or max(1, round(CPU_POOL_GIB * launch.arm.memory_share))))}
 
 
 VLLM = Framework(
@@ -116,8 +117,9 @@ VLLM = Framework(
     needs=("vllm",),
     cure="pip install 'pytest-kvcache[vllm]'",
     distributions=("vllm", "vllm-cpu", "torch", "flashinfer-python", "triton", "transformers"),
-    env={"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"},
+    env={"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_LOGGING_LEVEL": "INFO"},  # a quieter one says not what it decided
     flags=FLAGS,
+    tensor_parallel=True,
     prepare=UNPACK_GGUF,
     dummy=True,
     kv_dtypes=KV_DTYPES,

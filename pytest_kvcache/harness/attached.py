@@ -23,7 +23,7 @@ from ..core.load import Target
 from ..core.masking import masked
 from ..core.readings import parsed
 from ..core.spec import Arm, Gpu, Model, Scenario, UserError
-from ..core.workload import make_requests, single_token_words, workload_hash
+from ..core.workload import end_tokens, make_requests, single_token_words, workload_hash
 from . import weights
 from .page import opener
 from .ready import REFUSED, REFUSED_S, SAY_EVERY_S, gave_a_token
@@ -110,7 +110,7 @@ class AttachedRunner:
         self.client = Client(endpoint)
         self.api = api_of(framework, endpoint)
         tokenizer, self.identity = weights.tokenizer_of(model, framework, python, say)
-        self.words = single_token_words(tokenizer)
+        self.words, self.ends = single_token_words(tokenizer), end_tokens(tokenizer)
         self._served: str | None = None
         if self.client.target.proxy:
             say(f"measured through the proxy {masked(self.client.target.proxy)}, which may hold back parts of a stream")
@@ -178,7 +178,7 @@ class AttachedRunner:
         address = self.endpoint.address
         yield RunningEngine(
             server=AttachedServer(base_url=address.origin + address.root, start_s=time.monotonic() - began), framework=self.framework,
-            model=self.served(), words=self.words, arm=arm, run=run, workload=self.workload, device="attached",
+            model=self.served(), words=self.words, ends=self.ends, arm=arm, run=run, workload=self.workload, device="attached",
             target=self.endpoint.target(address.endpoint(self.api)), secrets=self.client.secrets, chat=self.chat,
             salt="" if self.endpoint.restart else f" {self.session_id} {run} {attempt}",
         )  # fmt: skip
@@ -205,7 +205,7 @@ class AttachedRunner:
             )
 
     def _restart(self) -> None:
-        self.say("  restarting the server by the command of --kv-restart")
+        self.say(f"  restarting the server by the command of --kv-restart, at most {self.timeout_s:g} s")
         with tempfile.TemporaryFile() as output:  # not a pipe, which a server that the command leaves behind would keep open
             try:
                 done = subprocess.run(

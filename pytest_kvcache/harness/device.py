@@ -14,15 +14,18 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pytest_kvcache.core import cgroup, cputime
 from pytest_kvcache.core.commandline import masked_words
 from pytest_kvcache.core.spec import UserError
 from pytest_kvcache.core.text import one_line
 
+if TYPE_CHECKING:
+    from .gpu_watch import Cards
+
 LOCK_DIR_ENV = "KV_LOCK_DIR"
-REMIND_S = 60.0
+REMIND_S, LIMIT_S = 60.0, 12 * 3600.0  # profile full takes a night
 SAMPLE_COST_SHARE = 0.003
 """Share of one core that sampling may take: with thousands of processes samples become rarer, not dearer."""
 LONGEST_COMMAND = 2**14  # characters of a command line that are looked at; far fewer are shown
@@ -67,9 +70,13 @@ def _acquire(device: str, say: Callable[[str], None], poll_s: float) -> int:
             while not _try_lock(fd, path, device):
                 now = time.monotonic()
                 if now >= next_word:
-                    since = f" (for {now - started:.0f} s now)" if next_word > started else ""
+                    since = f" (for {now - started:.0f} s now, at most {LIMIT_S / 3600:g} h)" if next_word > started else ""
                     say(f"waiting for device {device}: {_holder(fd)} is measuring on it{since}")
                     next_word = now + REMIND_S
+                if now - started > LIMIT_S:
+                    raise UserError(
+                        f"device {device}: {_holder(fd)} has been measuring on it for {LIMIT_S / 3600:g} h; this session gives up"
+                    )
                 time.sleep(poll_s)
             if _is_current(fd, path):
                 _held.add(fd)
@@ -184,11 +191,14 @@ class LoadWatch:
 
     Ours are this process and the pids that `own()` gives, with all their descendants; other children of this process
     count as foreign while they live. `own` is called about once a second, from another thread. `device` is the kind of device that is
-    measured: what others may take depends on it.
+    measured: what others may take depends on it; with its `cards` they are watched as well (`seen["gpu"]`, see `harness.gpu_watch`).
     """
 
-    def __init__(self, own: Callable[[], Set[int]] = frozenset, *, interval_s: float = 1.0, device: str = "cpu") -> None:
+    def __init__(
+        self, own: Callable[[], Set[int]] = frozenset, *, interval_s: float = 1.0, device: str = "cpu", cards: Cards | None = None
+    ) -> None:
         self.seen: dict[str, Any] = {}
+        self._gpu = None if cards is None else _gpu_watch(cards, own)
         self._told = {} if device == "cpu" else {"device": device}
         self._own = own
         self._interval_s = interval_s
@@ -198,6 +208,8 @@ class LoadWatch:
         self._error: Exception | None = None
 
     def __enter__(self) -> Self:
+        if self._gpu:
+            self._gpu.__enter__()
         if _is_linux():
             self._sample()
             self._before = _machine()
@@ -205,6 +217,9 @@ class LoadWatch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._gpu:
+            self._gpu.__exit__(kind, error, at)
+            self._told = self._told | {"gpu": self._gpu.seen}
         if not _is_linux():
             self.seen = {**dict.fromkeys(cputime.FIGURES), "foreign": [], **self._told}
             return
@@ -234,6 +249,12 @@ class LoadWatch:
             words = masked_words(raw[:LONGEST_COMMAND].rstrip("\0").split("\0"))  # of other people, who type passwords there
             entry.command = one_line(" ".join(" ".join(words).split()))[:80]
             entry.command_of = entry.last.name
+
+
+def _gpu_watch(cards: Cards, own: Callable[[], Set[int]]) -> Any:
+    from .gpu_watch import GpuWatch
+
+    return GpuWatch(cards, own)
 
 
 def _is_linux() -> bool:

@@ -34,7 +34,8 @@ class Digest:
 
     def __call__(self, done: Done) -> None:
         raw, read_ends = done.raw()
-        asked = Asked(osl=self.load.osl[done.i], ignore_eos=self.load.ignore_eos, textless=self.load.textless)
+        load = self.load
+        asked = Asked(osl=load.osl[done.i], ignore_eos=load.ignore_eos, textless=load.textless, by_length=load.by_length)
         self.add(done, read_exchange(raw, read_ends, done.stamps, done.end, asked))
 
     def add(self, done: Done, answer: Answer) -> None:

@@ -8,25 +8,27 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..core.framework import Framework, Launch
 from ..core.record import Trace
+from ..core.resolved import not_applied
 from ..core.spec import Arm, ClosedLoop, Gpu, Model, Scenario, UserError, json_hash
 from ..core.validity import Spoiled, load_problem
-from ..core.workload import make_requests, single_token_words, workload_hash
+from ..core.workload import end_tokens, make_requests, single_token_words, workload_hash
 from . import weights
 from .canary import canary
 from .device import LoadWatch
 from .environment import fingerprint
 from .gpu_memory import given_back
+from .gpu_watch import Cards, cards
 from .interpreter import frameworks, installed
 from .resolved import resolved_configuration
 from .running import RunningEngine
-from .server import serve
+from .server import Server, serve
 from .turns import in_turns
 
 QUIET_S = 1.0  # how long the machine must be quiet before a server is started
@@ -48,6 +50,7 @@ class EngineSpec:
     tp: int = 1
     other: str = ""
     start_timeout_s: float | None = None
+    log_level: str = ""
 
     def python_of(self, arm: Arm) -> str:
         """The interpreter that serves an arm."""
@@ -76,6 +79,8 @@ def check_installed(spec: EngineSpec, named_by: str = "") -> None:
     `named_by` is the option that names its interpreter, where that is not the ini option.
     """
     split_port(spec.serve_args)
+    if spec.tp > 1 and not spec.framework.tensor_parallel:
+        raise UserError(f"--kv-tp={spec.tp}: {spec.framework.name} serves a model on one GPU here; leave it out")
     if spec.command:
         return
     try:
@@ -115,7 +120,8 @@ def check_command(framework: Framework, launch: Launch) -> None:
     words, name = launch.command, f"kv_command_{framework.name}"
     if not ELSEWHERE & {Path(w).name for w in words[:2]}:
         return
-    for variable in framework.environ(launch):
+    plain = framework.environ(replace(launch, arm=Arm(), log_level=""))  # what only says again where to listen is no matter there
+    for variable in (name for name, value in framework.environ(launch).items() if plain.get(name) != value):
         if not any(re.search(rf"(?<!\w){variable}(?!\w)", w) for w in words):
             raise UserError(f"arm {launch.arm.name}: {framework.name} is told it by the variable {variable}; add `-e {variable}` to {name}")
     home = tempfile.gettempdir()
@@ -140,6 +146,7 @@ class EngineRunner:
         return Launch(
             python=python, command=self.spec.command, model=self.weights.serve, port=port, tp=self.spec.tp, dummy=self.spec.model.dummy,
             device=self.spec.gpu.kind, arm=arm, serve_args=serve_args, version=self._version(python), folder=str(folder),
+            log_level=self.spec.log_level,
         )  # fmt: skip
 
     def _version(self, python: str) -> str:
@@ -166,20 +173,20 @@ class EngineRunner:
         found["identity"] |= {**self.weights.identity, **parallel, **asked}
         return found
 
-    def _wait_for_quiet(self) -> None:
-        """Start nothing while others use the processors; Spoiled when that does not end soon.
+    def _wait_for_quiet(self, cards: Cards | None) -> None:
+        """Start nothing while others use the processors or the GPU; Spoiled when that does not end soon.
 
         An engine whose threads wait for each other runs many times slower beside one busy process: starting it would
         take minutes and prove nothing.
         """
         give_up, told = time.monotonic() + QUIET_PATIENCE_S, False
         while True:
-            with LoadWatch(device=self.spec.gpu.kind) as watch:
+            with LoadWatch(device=self.spec.gpu.kind, cards=cards) as watch:
                 time.sleep(QUIET_S)
             if not (problem := load_problem(watch.seen)):
                 return
             if not told:
-                self.say(f"  waiting for the machine to be quiet: {problem}")
+                self.say(f"  waiting for the machine to be quiet, at most {QUIET_PATIENCE_S:.0f} s: {problem}")
                 told = True
             if time.monotonic() > give_up:
                 raise Spoiled(problem, watch.seen)
@@ -207,29 +214,43 @@ class EngineRunner:
             self.logs
             / f"{self.spec.framework.name}-{self.spec.model.key}-{arm.name}-run{run}{f'-attempt{attempt}' if attempt > 1 else ''}.log"
         )
-        self._wait_for_quiet()
         timeout_s = self.spec.start_timeout_s or START_TIMEOUT_S[self.spec.gpu.kind]
         launch = self.launch(arm)
         check_command(self.spec.framework, launch)
         env = self._env(launch)
-        memory = given_back(env, self.say) if self.spec.gpu.kind == "gpu" else nullcontext()
-        with (
-            memory,
-            own_folder(self.spec.framework, launch),
-            serve(self.spec.framework, launch, log=log, env=env, timeout_s=timeout_s, session_id=self.session_id, say=self.say) as server,
-        ):
-            resolved = resolved_configuration(self.spec.framework, server.log, server.base_url)
-            for name in dict.fromkeys(name for name, _ in self.spec.framework.known_warnings if name in resolved):
-                self.say(f"  {self.spec.framework.name} warns: {name.replace('_', ' ')}: {resolved[name]}")
+        on_a_gpu = self.spec.gpu.kind == "gpu"
+        with ExitStack() as stack:
+            gpus = stack.enter_context(cards(env)) if on_a_gpu else None
+            self._wait_for_quiet(gpus)
+            if on_a_gpu:
+                stack.enter_context(given_back(env, self.say))
+            stack.enter_context(own_folder(self.spec.framework, launch))
+            server = stack.enter_context(
+                serve(self.spec.framework, launch, log=log, env=env, timeout_s=timeout_s, session_id=self.session_id, say=self.say)
+            )
             yield RunningEngine(
                 server=server,
                 framework=self.spec.framework,
                 model=self.weights.serve,
                 words=self.words,
+                ends=end_tokens(self.weights.tokenizer),
                 arm=arm,
                 run=run,
                 workload=self.workload,
                 device=self.spec.gpu.kind,
+                cards=gpus,
                 textless=self.spec.model.dummy,
-                resolved=resolved,
+                resolved=self._resolved(server, arm),
             )
+
+    def _resolved(self, server: Server, arm: Arm) -> dict[str, Any]:
+        """What a server made of its arguments, what it warns of said; ServerError when it did not do what the arm asks for."""
+        found = resolved_configuration(self.spec.framework, server.log, server.base_url)
+        problem = not_applied(found, arm)
+        if self.spec.gpu.kind == "gpu" and (said := self.spec.framework.on_gpu) and said not in found:
+            problem = f"it does not say that it uses the GPU ({said.replace('_', ' ')}): is it a build for processors?"
+        if problem:
+            raise server.broken(problem)
+        for name in dict.fromkeys(name for name, _ in self.spec.framework.known_warnings if name in found):
+            self.say(f"  {self.spec.framework.name} warns: {name.replace('_', ' ')}: {found[name]}")
+        return found

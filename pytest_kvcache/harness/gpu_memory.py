@@ -17,7 +17,7 @@ POLL_S = 0.2
 MIB = 2**20
 
 
-def _handles(nvml: Any, env: Mapping[str, str]) -> list[Any]:
+def handles_of(nvml: Any, env: Mapping[str, str]) -> list[Any]:
     """Of the cards or the slice that a server with this environment is given."""
     found = []
     for device in gpus_in_use(env):
@@ -31,7 +31,7 @@ def used_bytes(env: Mapping[str, str]) -> int | None:
     try:
         with opened() as nvml:
             try:
-                return sum(int(nvml.nvmlDeviceGetMemoryInfo(h).used) for h in _handles(nvml, env)) or None
+                return sum(int(nvml.nvmlDeviceGetMemoryInfo(h).used) for h in handles_of(nvml, env)) or None
             except nvml.NVMLError:
                 return None
     except (UserError, AttributeError):
@@ -45,7 +45,7 @@ def users(env: Mapping[str, str]) -> list[str]:
     found: dict[int, int] = {}
     try:
         with opened() as nvml:
-            for handle in _handles(nvml, env):
+            for handle in handles_of(nvml, env):
                 with suppress(nvml.NVMLError):
                     for one in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
                         found[one.pid] = found.get(one.pid, 0) + int(one.usedGpuMemory or 0)

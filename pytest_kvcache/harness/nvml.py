@@ -54,6 +54,7 @@ _IDENTITY: Mapping[str, Ask] = {
     "name": lambda n, h: n.nvmlDeviceGetName(h),
     "pci": lambda n, h: n.nvmlDeviceGetPciInfo(h).busId,
     "mig_mode": lambda n, h: _ON.get(n.nvmlDeviceGetMigMode(h)[0]),
+    "power_limit_w": lambda n, h: _watts(n.nvmlDeviceGetEnforcedPowerLimit(h)) or None,
 }
 _SUBJECT: Mapping[str, Ask] = {
     "driver": lambda n, h: n.nvmlSystemGetDriverVersion(),
@@ -62,7 +63,6 @@ _SUBJECT: Mapping[str, Ask] = {
     "vbios": lambda n, h: n.nvmlDeviceGetVbiosVersion(h),
     "inforom": lambda n, h: n.nvmlDeviceGetInforomImageVersion(h),
     "ecc": lambda n, h: _ON.get(n.nvmlDeviceGetEccMode(h)[0]),
-    "power_limit_w": lambda n, h: _watts(n.nvmlDeviceGetEnforcedPowerLimit(h)) or None,
     "power_limit_default_w": lambda n, h: _watts(n.nvmlDeviceGetPowerManagementDefaultLimit(h)) or None,
     "clock_max_mhz": lambda n, h: n.nvmlDeviceGetMaxClockInfo(h, n.NVML_CLOCK_SM) or None,
     "memory_clock_max_mhz": lambda n, h: n.nvmlDeviceGetMaxClockInfo(h, n.NVML_CLOCK_MEM) or None,
@@ -249,7 +249,8 @@ def gpu_parts(env: Mapping[str, str]) -> Parts:
     """Identity, subject and context of the cards in use; a value once when all cards agree."""
     used = gpus_in_use(env)
     models = dict.fromkeys(cards.split_mig(str(d["name"]))[0] for d in used if "name" in d)
-    identity = {"gpu": " + ".join(models) or None, "mig": cards.joined(d.get("mig") for d in used)}
+    limits = cards.joined(d.get("power_limit_w") for d in used)  # another one is another card, as far as speed goes
+    identity = {"gpu": " + ".join(models) or None, "mig": cards.joined(d.get("mig") for d in used), "gpu_power_limit_w": limits}
     subject = {_stored(name): cards.joined(d.get(name) for d in used) for name in ("mig_mode", *_SUBJECT)}
     context: dict[str, Any] = {_stored(name): cards.joined(d.get(name) for d in used) for name in _CONTEXT}
     context["gpu_uuids"] = [d["uuid"] for d in used if "uuid" in d] or None

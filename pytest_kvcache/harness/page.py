@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core.framework import Framework
 from ..core.load import Target
-from ..core.readings import TOTALS, Readings, grown, nothing, readings
+from ..core.readings import READINGS, TOTALS, Readings, grown, nothing, readings
 from .tls import tls_context
 
 TIMEOUT_S = 5.0
@@ -64,12 +64,17 @@ def read(base_url: str, framework: Framework, target: Target | None = None) -> R
 
 
 def told(before: Readings, after: Readings) -> dict[str, Any]:
-    """Two readings as a trace has them: the counters of both and the tokens between them; what else the second one says. Nothing where
-    there is none."""
+    """Two readings as a trace has them: the counters of both and the tokens between them; what else the second one says, and which readings
+    there are none of and why (`not_read`)."""
     found: dict[str, Any] = {}
     counters = [{k: v for k, v in r.values.items() if k in TOTALS} for r in (before, after)]
     if all(counters):
         deltas, _ = grown(before.values, after.values, ("output", "input"))
         found = {"counters": counters, "server_tokens": deltas}
     now: Mapping[str, float] = {k: v for k, v in after.values.items() if k not in TOTALS}
-    return found | ({"cache": dict(now)} if now else {})
+    reasons: dict[str, list[str]] = {}
+    for name, why in after.absent.items():
+        reasons.setdefault(why, []).append(name)
+    lacking = [f"{'all' if len(names) == len(READINGS) else ', '.join(names)}: {why}" for why, names in reasons.items()]
+    odd = {"page_warnings": ", ".join(after.warnings)} if after.warnings else {}
+    return found | ({"cache": dict(now)} if now else {}) | ({"not_read": "; ".join(lacking)} if lacking else {}) | odd

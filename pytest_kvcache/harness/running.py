@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -23,7 +23,9 @@ from ..core.spec import Arm, ClosedLoop, OpenLoop, Scenario, UserError
 from ..core.validity import Spoiled, load_problem
 from ..core.workload import make_requests, schedule, shortened
 from . import page
+from .counted import Broken, plain_counts
 from .device import LoadWatch
+from .gpu_watch import Cards
 from .loadgen import Workers
 
 Pids = Callable[[], set[int]]
@@ -32,6 +34,8 @@ Measure = Callable[[str, int], Trace]
 
 GLANCE_S = 3.0  # while measuring, the machine is looked at this often; spoiled twice in a row ends the window
 CALIBRATION_WORDS = 32
+COUNTED_S = 900.0
+HALF_A_CHARACTER = 3  # tokens more that llama.cpp's server makes where the last one asked for is a part of a character
 WARM_UP_S = 5.0
 BROKEN, GONE_S = ("connection_reset", "truncated_stream"), 10.0  # the supervisor takes its time to end what is left of an engine
 
@@ -63,10 +67,12 @@ class RunningEngine:
     framework: Framework
     model: str
     words: tuple[str, ...]
+    ends: tuple[int, ...] = ()  # ids of the tokens that end a text
     arm: Arm
     run: int
     workload: Callable[[Scenario], str]
     device: str = "cpu"
+    cards: Cards | None = None  # of a server on GPUs that can be looked at
     target: Target | None = None  # of a server that is reached otherwise than by its address alone
     textless: bool = False
     secrets: tuple[str, ...] = ()
@@ -97,12 +103,16 @@ class RunningEngine:
         self.times[str(scenario)] += 1
         with ExitStack() as stack:
             workers = stack.enter_context(Workers())
-            glances = stack.enter_context(_Glances(lambda: self.server.pids() | workers.pids(), self.server.failure, self.device))
-            target = self.target or Target(base_url=self.server.base_url, endpoint=self.framework.endpoint)
-            drive = partial(workers.run, target, glance=glances.look, glance_s=GLANCE_S)
+
+            def own() -> set[int]:
+                return self.server.pids() | workers.pids()
+
+            glances = stack.enter_context(_Glances(own, self.server.failure, self.device, self.cards))
+            drive = partial(workers.run, self._reached(), glance=glances.look, glance_s=GLANCE_S)
             with self._explained():
                 needs = workers.replay()
                 extra = self._extra_tokens(drive)
+                self._check_counts(scenario, extra)
                 warm = drive(self._load(scenario, extra, part="warm-up", n=warm_up_requests(scenario)))
                 if failed := next((r for r in warm.records if r.outcome != OK), None):
                     if died := self._end_of(warm.records):
@@ -116,6 +126,9 @@ class RunningEngine:
                 with self._explained():
                     glances.again()
                     seen, load = self._window(drive, self._load(scenario, extra, part=part, n=n), glances)
+                if not self.framework.streams_usage:  # as long as the one that was counted
+                    counted = (replace(r, input_tokens=r.input_tokens or scenario.isl) if r.outcome == OK else r for r in seen.records)
+                    seen = replace(seen, records=tuple(counted))
                 told = load | {"client": seen.client | client, "extra_tokens": extra}
                 return Trace(
                     scenario=str(scenario), arm=self.arm.name, run=self.run, workload=self.workload(scenario), isl=scenario.isl,
@@ -130,13 +143,17 @@ class RunningEngine:
         try:
             yield
         except UserError as e:
-            raise self.server.failure() or e from e
+            raise self._end(patient=isinstance(e, Broken)) or e from e
         if died := self.server.failure():
             raise died
 
     def _end_of(self, records: Sequence[RequestRecord]) -> UserError | None:
-        """Why the server is gone, when it is: connections break a moment before its end is known, and the load is over at once then."""
-        end = time.monotonic() + (GONE_S if any(r.outcome in BROKEN for r in records) else 0)
+        """Why the server is gone, when it is: the load is over at once then."""
+        return self._end(patient=any(r.outcome in BROKEN for r in records))
+
+    def _end(self, *, patient: bool) -> UserError | None:
+        """The same; connections break a moment before the server's end is known, so that it is waited for where they did."""
+        end = time.monotonic() + (GONE_S if patient else 0)
         while (died := self.server.failure()) is None and time.monotonic() < end:
             time.sleep(0.05)
         return died
@@ -154,21 +171,44 @@ class RunningEngine:
         if (times := self.times[str(scenario)]) > 1:
             part = f"{part} {times}"
         requests = make_requests(scenario, self.words, part=part + self.salt, n=n)
+        bodies = (json.dumps(self._body(shortened(r, extra), r.osl), ensure_ascii=False).encode() for r in requests)
         return Load(
-            bodies=tuple(self._body(shortened(r, extra), r.osl) for r in requests), osl=tuple(r.osl for r in requests),
+            bodies=tuple(bodies), osl=tuple(r.osl for r in requests),
             concurrency=_streams(scenario), due_s=schedule(scenario, part=part, n=n) if isinstance(scenario, OpenLoop) else None,
-            textless=self.textless, secrets=self.secrets,
+            textless=self.textless, by_length=not self.framework.streams_usage, secrets=self.secrets,
         )  # fmt: skip
 
-    def _body(self, prompt: str, osl: int) -> bytes:
-        body = self.framework.body(self.model, prompt, osl)
-        return json.dumps(as_chat(body) if self.chat else body, ensure_ascii=False).encode()
+    def _body(self, prompt: str, osl: int) -> dict[str, Any]:
+        body = self.framework.body(self.model, prompt, osl) | self.framework.without_end(self.ends)
+        return as_chat(body) if self.chat else body
+
+    def _reached(self) -> Target:
+        return self.target or Target(base_url=self.server.base_url, endpoint=self.framework.endpoint)
 
     def _extra_tokens(self, drive: Drive) -> int:
         """How many tokens the server adds to every prompt (a BOS, say), by its own count of a prompt of known length."""
         shape = ClosedLoop(isl=CALIBRATION_WORDS, osl=2, concurrency=1, requests=1)
+        if not self.framework.streams_usage:
+            return max(0, self._counted(shape, 0)[0] - CALIBRATION_WORDS)
         (record,) = drive(self._load(shape, 0, part="calibration")).records
         return max(0, (record.input_tokens or CALIBRATION_WORDS) - CALIBRATION_WORDS)
+
+    def _counted(self, scenario: Scenario, extra: int) -> tuple[int, int]:
+        """Input and output tokens of one request of a scenario's shape, by a plain answer."""
+        (request,) = make_requests(scenario, self.words, part="counted" + self.salt, n=1)
+        body = self._body(shortened(request, extra), request.osl)
+        return plain_counts(self._reached(), body, COUNTED_S, self.secrets)
+
+    def _check_counts(self, scenario: Scenario, extra: int) -> None:
+        """Where streams tell no counts: that requests of this shape come out as long as they are asked for. UserError when not."""
+        if self.framework.streams_usage:
+            return
+        asked, told = (scenario.isl, scenario.osl), self._counted(scenario, extra)
+        if told[0] != asked[0] or not asked[1] <= told[1] <= asked[1] + HALF_A_CHARACTER:
+            raise UserError(
+                f"{scenario}: the server made {told[0]} input and {told[1]} output tokens of a request for {asked[0]} and {asked[1]}"
+                + (": is its context too short?" if told[1] < asked[1] else "")
+            )
 
     def _readings(self) -> Readings:
         return page.read(self.server.base_url, self.framework, self.target)
@@ -178,8 +218,8 @@ class _Glances:
     """A look at server and machine every few seconds of a load; raises what the server died of, and Spoiled when others took
     the machine twice in a row."""
 
-    def __init__(self, own: Pids, failure: Callable[[], Exception | None], device: str) -> None:
-        self.own, self._failure, self.device, self._problems = own, failure, device, 0
+    def __init__(self, own: Pids, failure: Callable[[], Exception | None], device: str, cards: Cards | None) -> None:
+        self.own, self._failure, self.device, self.cards, self._problems = own, failure, device, cards, 0
 
     def __enter__(self) -> Self:
         self._watch = self.watch().__enter__()
@@ -189,7 +229,7 @@ class _Glances:
         self._watch.__exit__(kind, error, at)
 
     def watch(self) -> LoadWatch:
-        return LoadWatch(own=self.own, device=self.device)
+        return LoadWatch(own=self.own, device=self.device, cards=self.cards)
 
     def again(self) -> None:
         """Look from now on: what was before, in another server's turn, is no matter."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import select
 import shlex
 import signal
 import socket
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.commandline import masked_words, secret_values
+from ..core.flags import versions_of
 from ..core.framework import Framework, Launch
 from ..core.masking import is_secret_name, masked
 from ..core.spec import UserError
@@ -32,6 +34,7 @@ MARKER = "PYTEST_KVCACHE_SESSION"
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
 SESSION = re.compile(r"\d{8}-\d{6}-([0-9a-f]{1,7})")  # of our ids; no pid has more digits than that (2**22)
+SUPERVISOR_S = 30.0  # until the supervisor, a small Python process, says that it has started the engine
 STOP_S = GRACE_S + 10.0  # the supervisor itself gives up before this
 TAIL_LINES = 15
 LOG_BYTES = 2**18  # the end of a log in which reasons are looked for
@@ -65,6 +68,11 @@ class Server:
         """The supervisor and everything that was ever seen below it."""
         return {self.pid, self.supervisor_pid} | (self.engine.pids() if self.engine else set())
 
+    def broken(self, what: str) -> ServerError:
+        """An error that says `what` is wrong with a server that runs, with the end of its log."""
+        assert self.engine is not None
+        return self.engine.failure(what)
+
     def failure(self) -> ServerError | None:
         """Why the engine is gone, when it ended by itself; None while it runs."""
         ended = self.engine.ended() if self.engine else None
@@ -93,7 +101,7 @@ def serve(
     for attempt in range(attempts):
         engine = EngineProcess(framework, replace(launch, port=_claim(framework, launch)), log)
         try:
-            engine.start({**framework.env, **env}, session_id)
+            engine.start({**framework.env, **env, **framework.environ(engine.launch)}, session_id)  # which may name the port
             wait_ready(engine, timeout_s, deadline, say)
         except BaseException as e:
             engine.stop()
@@ -187,7 +195,9 @@ class EngineProcess:
             proc = child.start(self.framework.name, argv, stdin=pipe, stdout=pipe, stderr=out, env=full, start_new_session=True)
         self._proc = proc
         assert proc.stdout is not None
-        word = proc.stdout.readline().decode(errors="replace").strip()
+        word = ""
+        if select.select([proc.stdout], [], [], SUPERVISOR_S)[0]:
+            word = proc.stdout.readline().decode(errors="replace").strip()
         if not word.isdigit():
             raise ServerError(f"{self.framework.name}: {self.told(word or 'no supervisor: ' + self.text().strip())}")
         self.pid = int(word)
@@ -287,7 +297,8 @@ class EngineProcess:
     def _reason(self, text: str) -> str:
         for pattern, meaning in self.framework.known_failures:
             if match := re.search(pattern, text, re.IGNORECASE | re.MULTILINE):
-                return explained(meaning.format(*match.groups("")) if match.groups() else meaning, self.framework.history)
+                history = {**versions_of(self.framework.flags), **self.framework.history}
+                return explained(meaning.format(*match.groups("")) if match.groups() else meaning, history)
         errors = ERROR_LINE.findall(text)
         return errors[-1].strip()[:300] if errors else ""
 

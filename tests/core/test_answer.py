@@ -49,6 +49,20 @@ def last(n) -> bytes:
     return event(choices=[], **used(n))
 
 
+def test_the_length_that_was_asked_for_is_a_count_only_where_the_stream_ended_for_it():
+    told, asked = (text("a"), text("b"), text("c"), text("", "length"), DONE), Asked(osl=3, by_length=True)
+    found = read(*told, asked=asked)
+    assert (found.outcome, found.times, found.tokens, found.output_tokens) == (OK, [10, 20, 30], [1, 1, 1], 3)
+    assert found.notes == ("counted_by_length",)
+    assert read(*told, asked=Asked(osl=3)).notes == ("usage_missing",)
+    joined = read(text("a"), text("bc"), text("", "length"), DONE, asked=asked)
+    assert (joined.tokens, joined.output_tokens) == (None, 3), "which event had two is not known"
+    ended = read(text("a"), text("", "stop"), DONE, asked=asked)
+    assert (ended.outcome, ended.error) == ("short_output", "the text ended (finish_reason stop) before the 3 tokens asked for")
+    assert read(*told[:3], DONE, asked=asked).outcome == "truncated_stream", "llama.cpp's server ends a stream that another interrupts so"
+    assert read(*told[:4], last(2), DONE, asked=asked).outcome == "short_output", "a count of the server's own goes before it"
+
+
 def test_tokens_without_any_text_are_counted_where_every_event_states_them():
     """Random weights make tokens that the tokenizer does not have."""
     told, random = (text("", usage=1), text("", usage=2), text("", "length", usage=3), last(3), DONE), Asked(osl=3, textless=True)

@@ -5,16 +5,17 @@ import itertools
 
 import pytest
 
-from pytest_kvcache.core.flags import before, beyond, told, unsupported, words
+from pytest_kvcache.core.flags import before, beyond, told, unsupported, versions_of, words
 from pytest_kvcache.core.framework import Flag, Framework, Launch
 from pytest_kvcache.core.spec import Arm, ClosedLoop, UserError
+from pytest_kvcache.frameworks.llama_cpp import LLAMA_CPP
 from pytest_kvcache.frameworks.sglang import SGLANG
 from pytest_kvcache.frameworks.tensorrt_llm import TENSORRT_LLM
 from pytest_kvcache.frameworks.tgi import TGI
 from pytest_kvcache.frameworks.transformers import TRANSFORMERS
 from pytest_kvcache.frameworks.vllm import VLLM
 
-ADAPTERS = (VLLM, SGLANG, TENSORRT_LLM, TGI, TRANSFORMERS)
+ADAPTERS = (VLLM, SGLANG, TENSORRT_LLM, TGI, TRANSFORMERS, LLAMA_CPP)
 SETTINGS = {
     "kv_dtype": "fp8", "weight_dtype": "float16", "quantization": "awq", "block_size": 32, "kv_gib": 2.0, "max_requests": 7,
     "max_batched_tokens": 512, "prefix_cache": False, "chunked_prefill": False, "context": 4096, "cpu_offload_gib": 3.0,
@@ -113,6 +114,22 @@ def test_the_row_of_a_version(version, row):
 ])  # fmt: skip
 def test_a_version_is_older_than_another_one(version, other, older):
     assert before(version, other) == older
+
+
+@pytest.mark.parametrize(("adapter", "versions"), [
+    (VLLM, {"--kv-cache-memory-bytes": "is there from 0.11.1 on", "--kv-offloading-size": "is there from 0.11.1 on"}),
+    (SGLANG, {"--page-size": "is there from 0.4.5 on", "--hicache-size": "is there from 0.4.5 on"}),
+    (TENSORRT_LLM, {"kv_cache_config.tokens_per_block": "is there from 1.1 on", "kv_cache_dtype": "is there before 1.0"}),
+    (TGI, {"--kv-cache-dtype": "is there from 2.4 on"}),
+])  # fmt: skip
+def test_an_argument_that_not_every_version_has_is_known_with_those_that_have_it(adapter, versions):
+    assert versions.items() <= versions_of(adapter.flags).items()
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda a: a.name)
+def test_no_argument_is_told_of_that_every_version_has(adapter):
+    rows = [r for each in adapter.flags.values() for r in each]
+    assert bool(versions_of(adapter.flags)) == any(r.since or r.until for r in rows if r.words(1))
 
 
 @pytest.mark.parametrize(("adapter", "asked", "version", "words"), [

@@ -101,6 +101,14 @@ def test_a_larger_loss_is_never_judged_milder(base, new, better, rule, times):
         assert len(two.runs) <= len(one.runs)
 
 
+@given(sessions, new_runs, directions, rules, worsening)
+def test_a_larger_loss_never_passes_where_a_smaller_one_did_not(base, new, better, rule, times):
+    """Of every rule: what is given up as futile is inconclusive, where a smaller loss may have gone on and passed."""
+    one, two = verdict(base, new, better, rule), verdict(base, worse(new, times, better), better, rule)
+    assume(INVALID not in (one.verdict, two.verdict))
+    assert two.verdict not in GOOD or one.verdict in GOOD or one.reason.startswith("futile")
+
+
 @given(sessions, logs(3, 3), directions, no_futility, worsening)
 def test_at_one_look_an_improvement_fades_through_pass(base, new, better, rule, times):
     order = [IMPROVEMENT, PASS, INCONCLUSIVE, REGRESSION]

@@ -18,6 +18,8 @@ from pytest_kvcache.core.gate import (
     judge,
     rule_for,
 )
+from pytest_kvcache.core.lint import gate_problem
+from pytest_kvcache.core.spec import Gate
 
 GPU, CPU, ACCEPTANCE = rule_for("gpu", "full"), rule_for("cpu", "full"), rule_for("gpu", "acceptance")
 STEADY = (1.0, 1.002, 0.998, 1.001, 0.999, 1.0, 1.003, 0.997, 1.001, 0.999)
@@ -120,7 +122,7 @@ def test_a_quantile_of_too_few_requests_is_inconclusive(quantile, old, new, marg
     assert found.reason.startswith("too few samples: ")
     assert words in found.reason
     assert found.settled, "more runs of the same size would change nothing"
-    assert found.more_runs
+    assert found.more_runs is None, "nor does it say that they would"
 
 
 @pytest.mark.parametrize(("quantile", "old", "new", "margin", "rule"), [
@@ -152,6 +154,13 @@ def test_a_change_below_the_floor_is_no_loss(floor, level, word):
     assert found.verdict == word
     assert found.margin == pytest.approx(max(0.05, floor), rel=0.01)
     assert bool(found.notes) == (floor > 0.05)
+
+
+@pytest.mark.parametrize(("at_least", "problem"), [
+    (0.05, "at_least=0.05 lets a loss of 95 % pass, it could hardly ever fail; at least 0.2"), (0.2, ""), (1.2, ""), (20, ""),
+])  # fmt: skip
+def test_a_gain_that_could_hardly_be_missed_is_no_claim(at_least, problem):
+    assert gate_problem(Gate("output_tok_s", arm="a", against="b", at_least=at_least), 24) == problem
 
 
 def test_a_floor_as_large_as_the_baseline_could_never_fail():

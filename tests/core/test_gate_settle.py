@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pytest_kvcache.core.gate import IMPROVEMENT, INCONCLUSIVE, INVALID, NO_BASELINE, PASS, REGRESSION, Base, rule_for
 from pytest_kvcache.core.plan import Wanted, make_plan
 from pytest_kvcache.core.progress import Orders, Progress, settle
-from pytest_kvcache.core.spec import ClosedLoop, Gate
+from pytest_kvcache.core.spec import Arm, ClosedLoop, Gate
 
 H200 = {"identity": {"gpu": "NVIDIA H200"}, "subject": {"server_argv": ["serve"]}, "context": {"gpu_uuids": ["GPU-0"]}}
 CPU = {"identity": {"gpu": "AMD EPYC, 2 cores"}, "subject": {}, "context": {}}
@@ -98,6 +98,29 @@ def test_an_open_gate_asks_for_more_runs_and_a_settled_one_does_not():
     futile = dataclasses.replace(rule_for("gpu", "ci"))
     found = settled(TPOT, [5.15, 5.5, 4.9, 5.4, 5.0], wild, final=False, rule=futile)
     assert (found.verdict, found.reason[:6]) == (INCONCLUSIVE, "futile")
+
+
+def between(profile, ratios):
+    """The verdict on two arms whose rounds had these ratios, on a GPU."""
+    arms = (Arm(name="old", block_size=16), Arm(name="new", block_size=32))
+    scenario = ClosedLoop(isl=512, osl=128, concurrency=8, requests=24, arms=arms)
+    want = Wanted(
+        framework="f", model="granite-3.3-8b", family="s", scenario=scenario, gates=(Gate(TPOT, arm="new", against="old", margin=0.05),)
+    )
+    (block,) = make_plan([want], 0.05)
+    (spec,) = block.tasks[0].gates
+    progress = Progress(block=block, environment=CPU)
+    progress.measurements = [
+        {"run": i, "scenario": str(scenario), "arm": arm, "valid": True, "metrics": {TPOT: value}, "requests": 24, "canary": None}
+        for i, ratio in enumerate(ratios, 1) for arm, value in (("old", 5.0), ("new", 5.0 * ratio))
+    ]  # fmt: skip
+    return settle(spec, progress, Orders(rule=rule_for("gpu", profile), needs={spec.key: "pair"}, bases={}), final=False)
+
+
+def test_arms_that_their_rounds_will_not_tell_apart_are_given_up_in_ci_as_well():
+    wild = [1.03, 1.14, 0.94, 1.10, 0.96, 1.06]
+    assert between("ci", wild).reason.startswith("futile")
+    assert between("full", wild) is None
 
 
 def test_smoke_reports_a_baseline_in_the_measured_unit():

@@ -73,6 +73,13 @@ def test_a_short_word_or_number_is_hidden_only_where_it_stands_alone():
     assert masked(text, known) == "latest tests, 12345.67 tok/s; ***=1, key(***) ***"
 
 
+def test_a_text_that_was_cut_within_a_secret_shows_no_part_of_it():
+    known = secret_values([], {"API_KEY": "correct-horse-battery"})
+    for n in range(6, 21):
+        assert masked("no key like correct-horse-battery"[: 12 + n], known) == "no key like ***"
+    assert masked("no key like corre", known) == "no key like corre"
+
+
 LOG = """INFO 11-30 04:33:01 [loggers.py:123] Engine 000: Avg prompt throughput: 512.3 tokens/s, KV cache usage: 3.1%
 INFO args: {'model': 'm', 'max_num_batched_tokens': 8192, 'tokenizer': 'm', 'tokenizer_mode': 'auto', 'block_size': 16}
 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 80.00 GiB. See https://host/path?max_tokens=1#x

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from pytest_kvcache.core.record import RequestRecord, Trace
-from pytest_kvcache.core.validity import cache_problem, client_problem, counters_problem, hit_rate, load_problem, trace_problem
+from pytest_kvcache.core.validity import (
+    cache_problem,
+    client_problem,
+    counters_problem,
+    gpu_problems,
+    hit_rate,
+    load_problem,
+    trace_problem,
+)
 
 BURNER = {"pid": 4711, "name": "python", "cmdline": "python burn.py", "cores": 0.971}
 
@@ -63,6 +71,28 @@ def test_beside_a_gpu_others_may_take_a_quarter_of_the_cores_and_two_at_most() -
     assert load_problem(seen(foreign_cores=1.9, steal_cores=1.9, device="attached")) is None
     assert load_problem(seen(foreign_cores=0.51, cores=16)) is not None
     assert load_problem(seen(foreign_cores=0.31, cores=1, device="gpu")) is not None
+
+
+STRANGER = {"pid": 977, "name": "python", "percent": 41.0, "mib": 28610}
+
+
+@pytest.mark.parametrize(("gpu", "problems"), [
+    ({}, []), ({"readings": 35, "slowed": {}, "foreign": []}, []), ({"slowed": {"power cap": 1.0, "heat": 0.02}}, []),
+    ({"slowed": {"heat": 0.25}}, ["the GPU was slowed (heat) for 25% of the time (allowed 2%)"]),
+    ({"slowed": {"power brake": 0.03, "hardware slowdown": 1.0}},
+     ["the GPU was slowed (power brake) for 3% of the time (allowed 2%)", "the GPU was slowed (hardware slowdown) for 100% of the time (allowed 2%)"]),
+    ({"slowed": {"heat": float("nan")}}, ["the GPU was slowed (heat) for nan% of the time (allowed 2%)"]),
+    ({"foreign": [STRANGER]}, ["another process used 41 % of the GPU (allowed 2): pid 977 (python), 28610 MiB"]),
+    ({"foreign": [STRANGER | {"percent": 0.0}, STRANGER | {"percent": 2.0}]}, []),
+    ({"foreign": [STRANGER | {"percent": None}]},
+     ["another process is on the GPU, and whether it computes cannot be read: pid 977 (python), 28610 MiB"]),
+])  # fmt: skip
+def test_a_gpu_that_was_slowed_or_shared_spoils_a_window(gpu: dict[str, Any], problems: list[str]) -> None:
+    assert gpu_problems(gpu) == problems
+    assert load_problem(seen(gpu=gpu, device="gpu")) == ("; ".join(problems) or None)
+    trace = Trace(scenario="s", arm="a", run=1, workload="w", isl=1, osl=1, records=(), load=seen(gpu=gpu, device="gpu"))
+    if problems:
+        assert trace_problem(trace) == ("; ".join(problems), True), "the machine is to blame, not the engine"
 
 
 def test_nan_is_never_allowed() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_kvcache.core.spec import ClosedLoop, OpenLoop, SpecError
-from pytest_kvcache.core.workload import make_requests, schedule, shortened, single_token_words, workload_hash
+from pytest_kvcache.core.workload import end_tokens, make_requests, schedule, shortened, single_token_words, workload_hash
 
 WORDS = tuple(f"{a}{b}{c}x" for a in "abcdefghij" for b in "abcdefghij" for c in "abcdefghijklm")
 
@@ -87,6 +87,18 @@ def test_words_are_read_from_both_kinds_of_tokenizer(space):
     assert single_token_words({"model": {"vocab": vocab}}) == tuple(sorted(WORDS))
     pairs = [[name, 0.0] for name in vocab]
     assert single_token_words({"model": {"vocab": pairs}}) == tuple(sorted(WORDS))
+
+
+def test_the_tokens_that_end_a_text_are_the_special_ones():
+    told = [{"id": 9, "content": "<end>", "special": True}, {"id": 2, "content": "</s>", "special": True}, {"id": 5, "content": "x"}]
+    assert end_tokens({"added_tokens": told}) == (2, 9)
+    for nothing in (
+        {},
+        {"added_tokens": None},
+        {"added_tokens": {"</s>": 2}},
+        {"added_tokens": ["</s>", {"special": True}, {"id": "2", "special": 1}]},
+    ):
+        assert end_tokens(nothing) == ()
 
 
 def test_a_tokenizer_without_words_is_refused():

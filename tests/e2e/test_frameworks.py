@@ -10,9 +10,9 @@ import time
 import psutil
 import pytest
 
-from .conftest import REPO, make_project
+from .conftest import REPO, SUITE, make_project
 
-VLLM = os.environ.get("KV_E2E_PYTHON_VLLM", "")
+INTERPRETERS = {name: os.environ.get(f"KV_E2E_PYTHON_{name.upper()}", "") for name in ("vllm", "llama_cpp")}
 EAGER = "--kv-serve-arg=--enforce-eager"  # compiling takes minutes on two cores and says nothing of the adapter
 TWO = """
 import pytest
@@ -25,31 +25,41 @@ def test_two(kv_result, kv_gate):
 """
 
 
+def interpreter_of(name):
+    if not INTERPRETERS[name]:
+        (pytest.fail if os.environ.get("KV_E2E") == "all" else pytest.skip)(
+            f"KV_E2E_PYTHON_{name.upper()} names no interpreter that has it"
+        )
+    return f"kv_python_{name}={INTERPRETERS[name]}"
+
+
 @pytest.fixture
 def vllm():
-    if not VLLM and os.environ.get("KV_E2E") == "all":
-        pytest.fail("KV_E2E_PYTHON_VLLM names no interpreter that has vLLM")
-    if not VLLM:
-        pytest.skip("KV_E2E_PYTHON_VLLM names no interpreter that has vLLM")
-    return f"kv_python_vllm={VLLM}"
+    return interpreter_of("vllm")
+
+
+@pytest.fixture
+def llama_cpp():
+    return interpreter_of("llama_cpp")
 
 
 def measurements(run, framework):
     return next(b["measurements"] for name, b in run["blocks"].items() if name.startswith(f"{framework}/"))
 
 
-def test_the_same_suites_on_two_frameworks_give_one_table(project, vllm):
+def test_the_same_suites_on_every_framework_give_one_table(project, vllm, llama_cpp):
     """From one folder of baselines, in one session; vLLM's own counters agree with what the client was told."""
     shutil.copytree(REPO / "suites", project.folder / "suites")
-    frameworks = ["--kv-framework=transformers", "--kv-framework=vllm", "-o", vllm]
+    names = ("transformers", "vllm", "llama_cpp")
+    frameworks = [*(f"--kv-framework={name}" for name in names), "-o", vllm, "-o", llama_cpp]
     found = project.run("suites", *frameworks, "--kv-profile=smoke", timeout=600)
     assert found.code == 0, found.out
     assert "engines side by side" in found.out
     table = found.out.partition("engines side by side")[2].splitlines()
-    assert table[1].split() == ["transformers", "vllm"]
+    assert table[1].split() == sorted(names)
     assert table[2].split()[0] == "fixed_length/isl128-osl32-c1/base/output_tok_s"
     assert "vllm: fixed_length/isl128-osl32-c1/base/tpot_ms.p50" in found.out
-    for framework in ("transformers", "vllm"):
+    for framework in names:
         assert measurements(found.run, framework)[-1]["valid"]  # one that the machine spoiled may stand before it
     one = measurements(found.run, "vllm")[-1]
     before, after = one["load"]["counters"]
@@ -82,6 +92,34 @@ def test_vllm_is_told_what_an_arm_asks_for_and_a_version_without_it_is_named(tmp
     assert refused.code == 1
     assert "does not know the argument --swap-space=4; --swap-space removed in 0.18.0" in refused.out
     assert "end of " in refused.out and "Traceback" not in refused.out.partition("end of ")[0]
+
+
+def test_llama_cpp_serves_the_file_as_it_is_counts_its_tokens_and_is_told_what_an_arm_asks_for(tmp_path, llama_cpp):
+    """It has no counts in its streams, no page, and takes one request at a time: what needs two is not judged."""
+    project = make_project(tmp_path)
+    suite = project.folder / "test_suite.py"
+    arms = "(Arm(), Arm(name='int8', kv_dtype='int8', context=512), Arm(name='int4', kv_dtype='int4', context=512))"
+    text = suite.read_text().replace("import ClosedLoop", "import Arm, ClosedLoop").replace("requests=8", f"requests=8, arms={arms}")
+    _, mark, test = text.partition("@pytest")
+    suite.write_text(text + mark + test.replace("test_small", "test_one").replace("concurrency=2", "concurrency=1"))
+    found = project.run("--kv-framework=llama_cpp", "-o", llama_cpp, "--kv-profile=smoke")
+    assert found.code == 0, found.out
+    assert "not judged: 1 test(s): llama_cpp answers one request at a time: concurrency=2 would measure its queue" in found.out
+    measured = measurements(found.run, "llama_cpp")
+    assert [m["arm"] for m in measured] == ["base", "int8", "int4"]
+    for m in measured:
+        assert m["valid"] and m["requests"] == 8 and m["load"]["answers"]["counted_by_length"] == 8
+    (environment,) = found.run["environments"].values()
+    subject = environment["subject"]
+    assert [subject[f"resolved:{arm}kv_dtype"] for arm in ("", "int8:", "int4:")] == ["f16", "q8_0", "q4_0"]
+    assert [subject[f"resolved:{arm}max_model_len"] for arm in ("", "int8:", "int4:")] == [8192, 512, 512]
+    assert {subject[f"resolved:{arm}flash_attn"] for arm in ("", "int8:", "int4:")} == {"enabled"}
+    assert environment["identity"]["weights"].startswith("sha256:")
+
+    suite.write_text(SUITE.replace("isl=64", "isl=240").replace("concurrency=2", "concurrency=1"))
+    cut = project.run("--kv-framework=llama_cpp", "-o", llama_cpp, "--kv-profile=smoke", "--kv-serve-arg=--n_ctx", "--kv-serve-arg=256")
+    assert cut.code == 1
+    assert "the server made 240 input and 16 output tokens of a request for 240 and 24: is its context too short?" in cut.out
 
 
 def test_an_engine_killed_in_the_middle_is_invalid_with_its_log_and_the_rest_gets_a_fresh_start(project, survivors, tmp_path):

@@ -6,9 +6,11 @@ import pytest
 
 from pytest_kvcache.core.framework import Launch
 from pytest_kvcache.core.spec import Arm, UserError
+from pytest_kvcache.frameworks.llama_cpp import LLAMA_CPP
 from pytest_kvcache.frameworks.sglang import SGLANG
 from pytest_kvcache.frameworks.tensorrt_llm import CONFIG, TENSORRT_LLM
 from pytest_kvcache.frameworks.tgi import TGI
+from pytest_kvcache.frameworks.transformers import TRANSFORMERS
 from pytest_kvcache.frameworks.vllm import VLLM
 
 PYTHON = "/venv/bin/python"
@@ -35,6 +37,10 @@ def after(framework, arm=None, **more):
         "/venv/bin/trtllm-serve", "/models/m", *HERE, "--backend", "pytorch", "--extra_llm_api_options", f"/scratch/launch/{CONFIG}",
     ]),
     (TGI, ["/venv/bin/text-generation-launcher", "--model-id", "/models/m", "--hostname", "127.0.0.1", "--port", "8000"]),
+    (LLAMA_CPP, [
+        PYTHON, "-m", "llama_cpp.server", "--model", "/models/m", *HERE, "--interrupt_requests", "false", "--logits_all", "false",
+        "--flash_attn", "true", "--n_ctx", "0", "--n_gpu_layers", "-1", "--split_mode", "0",
+    ]),
 ])  # fmt: skip
 def test_a_plain_launch(framework, words):
     assert framework.argv(launch()) == words
@@ -153,7 +159,38 @@ def test_tgi_is_told_what_it_can_be():
     assert TGI.environ(launch()) == {}
 
 
-@pytest.mark.parametrize("framework", [VLLM, SGLANG, TENSORRT_LLM, TGI], ids=lambda f: f.name)
+@pytest.mark.parametrize(("arm", "words"), [
+    (Arm(kv_dtype="int8"), ["--n_ctx", "0", "--type_k", "8", "--type_v", "8"]),
+    (Arm(kv_dtype="q4_0"), ["--n_ctx", "0", "--type_k", "2", "--type_v", "2"]),
+    (Arm(kv_dtype="bf16"), ["--n_ctx", "0", "--type_k", "30", "--type_v", "30"]),
+    (Arm(context=4096, max_batched_tokens=256), ["--n_batch", "256", "--n_ubatch", "256", "--n_ctx", "4096"]),
+])  # fmt: skip
+def test_llama_cpp_is_told_what_it_can_be(arm, words):
+    one = launch(arm, device="cpu")
+    assert LLAMA_CPP.argv(one)[15:] == words
+    assert LLAMA_CPP.environ(one) == {"HOST": "127.0.0.1", "PORT": "8000", "CUDA_VISIBLE_DEVICES": ""}
+    assert "CUDA_VISIBLE_DEVICES" not in LLAMA_CPP.environ(launch(arm))
+
+
+@pytest.mark.parametrize(("framework", "words", "variables"), [
+    (VLLM, [], {"VLLM_LOGGING_LEVEL": "WARNING"}), (SGLANG, ["--log-level", "warning"], {}), (TENSORRT_LLM, ["--log_level", "warning"], {}),
+    (TGI, [], {"LOG_LEVEL": "warn"}), (TRANSFORMERS, ["--log-level", "warning"], {}), (LLAMA_CPP, ["--verbose", "false"], {}),
+])  # fmt: skip
+def test_each_is_told_what_to_log(framework, words, variables):
+    quiet, plain = launch(log_level="warning"), launch()
+    told = framework.argv(quiet)
+    for word in framework.argv(plain):
+        told.remove(word)
+    assert told == words
+    assert framework.environ(quiet).items() - framework.environ(plain).items() == variables.items()
+
+
+def test_llama_cpps_body_makes_the_end_of_text_impossible():
+    assert LLAMA_CPP.body("m", " a b", 7) == {"model": "m", "prompt": " a b", "max_tokens": 7, "temperature": 0, "stream": True}
+    assert LLAMA_CPP.without_end((0, 2)) == {"logit_bias": {"0": -1e9, "2": -1e9}, "logit_bias_type": "input_ids"}
+
+
+@pytest.mark.parametrize("framework", [VLLM, SGLANG, TENSORRT_LLM, TGI, LLAMA_CPP], ids=lambda f: f.name)
 def test_a_command_of_the_users_own_takes_the_place_of_the_interpreter(framework):
     words = framework.argv(launch(command=("docker", "run", "image")))
     assert words[:3] == ["docker", "run", "image"] and PYTHON not in words and "/models/m" in words[:6]

@@ -7,7 +7,7 @@ from pytest_kvcache.core.readings import READINGS
 from pytest_kvcache.core.spec import Arm
 
 PAGE = Path(__file__).parents[2] / "docs" / "frameworks.md"
-ORDER = ("transformers", "vllm", "sglang", "tensorrt_llm", "tgi")
+ORDER = ("transformers", "vllm", "llama_cpp", "sglang", "tensorrt_llm", "tgi")
 
 
 def settings():

@@ -199,7 +199,7 @@ def test_limits_of_a_container_are_subjects(files: dict[str, str]) -> None:
 def test_a_gpu_fingerprint_has_the_card_and_its_host(play: Any) -> None:
     found = play(H200, env={"CUDA_VISIBLE_DEVICES": "GPU-0a"})
     check_form(found)
-    assert found["identity"] == {"gpu": "NVIDIA H200"}
+    assert found["identity"] == {"gpu": "NVIDIA H200", "gpu_power_limit_w": 700}
     told = {"driver": "580.159.04", "cuda_driver": "13.0", "gpu_count": 1, "gpu_ecc": "on", "env:CUDA_VISIBLE_DEVICES": "GPU-0a"}
     assert told.items() <= found["subject"].items()
     assert found["subject"]["cpu"].endswith("cores")
@@ -216,7 +216,6 @@ def test_a_driver_upgrade_is_told_first_and_the_moment_is_not_told(play: Any) ->
 
 UPGRADES = {
     "ecc": ({"EccMode": [0, 0]}, "gpu_ecc: on -> off"),
-    "power limit": ({"EnforcedPowerLimit": 400000}, "gpu_power_limit_w: 700 -> 400"),
     "clocks": ({"ApplicationsClock": {"by": {0: 1200, 2: 3201}}}, "gpu_clock_application_mhz: 1980 -> 1200"),
     "persistence": ({"PersistenceMode": 0}, "gpu_persistence: on -> off"),
     "compute mode": ({"ComputeMode": 3}, "gpu_compute_mode: default -> exclusive process"),
@@ -242,6 +241,7 @@ OTHERS = {
     "another model": ((card(Name="NVIDIA H100 80GB HBM3"),), "gpu: NVIDIA H200 -> NVIDIA H100 80GB HBM3"),
     "a near name": ((card(Name="NVIDIA H200 NVL"),), "gpu: NVIDIA H200 -> NVIDIA H200 NVL"),
     "a slice": ((sliced(H200, mig_slice(1, "1g.18gb")),), "mig: absent -> 1g.18gb"),
+    "another power limit": ((card(EnforcedPowerLimit=400000),), "gpu_power_limit_w: 700 -> 400"),
     "a virtual GPU": ((card(Name="NVIDIA H200-141C"),), "gpu: NVIDIA H200 -> NVIDIA H200-141C"),
 }
 

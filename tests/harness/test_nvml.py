@@ -60,10 +60,10 @@ def uuid(n):
 def test_everything_that_a_card_tells(play):
     fake = play(H200)
     assert gpu_parts({}) == (
-        {"gpu": "NVIDIA H200", "mig": None},
+        {"gpu": "NVIDIA H200", "mig": None, "gpu_power_limit_w": 700},
         {
             "gpu_count": 1, "gpu_mig_mode": "off", "driver": "580.159.04", "cuda_driver": "13.0", "gpu_memory_mib": 143771,
-            "gpu_vbios": "96.00.A5.00.01", "gpu_inforom": "G525.0225.00.05", "gpu_ecc": "on", "gpu_power_limit_w": 700,
+            "gpu_vbios": "96.00.A5.00.01", "gpu_inforom": "G525.0225.00.05", "gpu_ecc": "on",
             "gpu_power_limit_default_w": 700, "gpu_clock_max_mhz": 1980, "gpu_memory_clock_max_mhz": 3201,
             "gpu_clock_application_mhz": 1980, "gpu_memory_clock_application_mhz": 3201, "gpu_persistence": "on",
             "gpu_compute_mode": "default", "gpu_pcie_generation_max": 5, "gpu_pcie_width_max": 16, "gpu_nvlinks": 18,
@@ -191,7 +191,7 @@ def test_several_equal_cards_say_it_once_and_what_differs_in_their_order(play):
     assert subject["gpu_count"] == 3
     assert subject["gpu_ecc"] == "on"
     assert subject["gpu_vbios"] == "96.00.A5.00.01, 97.00, 96.00.A5.00.01"
-    assert subject["gpu_power_limit_w"] == "700, 700, 350.5"
+    assert identity["gpu_power_limit_w"] == "700, 700, 350.5"
     assert context["gpu_uuids"] == [uuid(0), uuid(1), uuid(2)]
     assert context["gpu_topology"] == ["0-1 several PCIe switches", "0-2 several PCIe switches", "1-2 several PCIe switches"]
 
@@ -282,8 +282,8 @@ SMALL, LARGE = mig_slice(1, "1g.18gb"), mig_slice(2, "3g.71gb", MemoryInfo={"str
 def test_a_slice_is_known_by_all_its_names(play, cuda, chosen):
     play(sliced(H200, SMALL, LARGE))
     identity, subject, context = gpu_parts({"CUDA_VISIBLE_DEVICES": chosen})
-    assert identity == {"gpu": "NVIDIA H200", "mig": "3g.71gb"}
-    assert (subject["gpu_mig_mode"], subject["gpu_memory_mib"], subject["gpu_power_limit_w"]) == ("on", 71680, 700)
+    assert identity == {"gpu": "NVIDIA H200", "mig": "3g.71gb", "gpu_power_limit_w": 700}
+    assert (subject["gpu_mig_mode"], subject["gpu_memory_mib"]) == ("on", 71680)
     assert (context["gpu_uuids"], context["gpu_mig_uuids"]) == ([H200["nvmlDeviceGetUUID"]], [LARGE["nvmlDeviceGetUUID"]])
 
 
@@ -312,7 +312,7 @@ def test_a_slice_alone_needs_no_word_of_cuda(play, cuda):
 def test_a_slice_of_unknown_profile_is_not_taken_for_a_whole_card(play, hidden):
     play(hidden)
     identity, subject, _ = gpu_parts({})
-    assert identity == {"gpu": "NVIDIA H200", "mig": "unknown"}
+    assert identity == {"gpu": "NVIDIA H200", "mig": "unknown", "gpu_power_limit_w": 700}
     assert subject["gpu_memory_mib"] != 143771
 
 

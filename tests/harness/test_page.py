@@ -7,6 +7,7 @@ import pytest
 
 from pytest_kvcache.core.load import Load, Target
 from pytest_kvcache.core.readings import READINGS, Readings
+from pytest_kvcache.frameworks import load, names
 from pytest_kvcache.frameworks.transformers import TRANSFORMERS
 from pytest_kvcache.frameworks.vllm import VLLM
 from pytest_kvcache.harness import page
@@ -86,6 +87,23 @@ def said(**values):
 ])  # fmt: skip
 def test_two_readings_are_told_as_their_counters_and_the_tokens_between_them(before, after, found):
     assert page.told(before, after) == found
+
+
+def test_what_there_is_no_reading_of_is_told_with_the_reason():
+    found = page.told(
+        said(),
+        Readings(values={}, absent={"running": "http_404", "waiting": "http_404", "output": "no_data"}, warnings=("per_process_series",)),
+    )
+    assert found == {"not_read": "running, waiting: http_404; output: no_data", "page_warnings": "per_process_series"}
+    without = page.read("not a URL", TRANSFORMERS)
+    assert page.told(without, without) == {"not_read": "all: transformers serve has no metrics page"}
+
+
+@pytest.mark.parametrize("name", [n for n in names() if n != "openai"])
+def test_every_adapter_says_of_every_reading_where_it_is_or_why_there_is_none(name):
+    adapter = load(name)
+    assert adapter.readings.keys() | adapter.unsupported.keys() == READINGS.keys()
+    assert all(" " in why for why in adapter.unsupported.values()), "in a sentence"
 
 
 def test_the_mock_servers_counters_are_what_its_answers_add_up_to():

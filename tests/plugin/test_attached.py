@@ -151,3 +151,34 @@ def test_a_server_that_does_not_answer_a_restart_that_fails_and_an_arm_it_cannot
     (tmp_path / "test_suite.py").write_text(SUITE.format(arms=", arms=(Arm(name='small', block_size=32),)"))
     code, out, _ = ask(f"http://127.0.0.1:{port}")
     assert code == 0 and "a server that runs already cannot be told block_size of the arm small" in out
+
+
+@pytest.fixture
+def one_at_a_time(ask, tmp_path):
+    """A session on a server that is said to be llama.cpp's."""
+    (tmp_path / "test_suite.py").write_text(SUITE.format(arms="").replace("concurrency=2", "concurrency=1"))
+    return lambda port, *args: ask(f"http://127.0.0.1:{port}", "--kv-framework=llama_cpp", *args)
+
+
+def test_streams_without_token_counts_are_counted_by_a_plain_answer(one_at_a_time, port):
+    with served.process(port, "--no-usage"):
+        code, out, run = one_at_a_time(port)
+    assert code == 0, out
+    ((measured,),) = (block["measurements"] for block in run["blocks"].values())
+    assert measured["valid"] and measured["load"]["answers"]["counted_by_length"] == 6
+    assert measured["metrics"]["total_tok_s"] == pytest.approx(measured["metrics"]["output_tok_s"] * 3, rel=0.3)
+
+
+def test_an_answer_that_a_short_context_cuts_is_never_taken_for_a_whole_one(one_at_a_time, port):
+    with served.process(port, "--no-usage", "--context", "20"):
+        code, out, run = one_at_a_time(port)
+    assert code == 1
+    assert run["verdicts"][0]["verdict"] == "invalid"
+    assert "the server made 16 input and 4 output tokens of a request for 16 and 8: is its context too short?" in out
+
+
+def test_what_needs_two_requests_at_once_is_not_judged_and_the_summary_says_why(ask, port):
+    with served.process(port, "--no-usage"):
+        code, out, _ = ask(f"http://127.0.0.1:{port}", "--kv-framework=llama_cpp")
+    assert code == 0, out
+    assert "not judged: 1 test(s): llama_cpp answers one request at a time: concurrency=2 would measure its queue" in out

@@ -75,6 +75,19 @@ def test_another_profile_and_other_baselines_are_judged_by(recorded):
     assert "-> improvement" in other.out
 
 
+def test_another_margin_is_judged_by(recorded):
+    """The one that the test declares by now."""
+    measured = recorded.run("-k", "c2 and fixed", all_slow=1.3)
+    assert set(measured.verdicts.values()) == {"regression"}
+    suite = recorded.folder / "test_fixed.py"
+    suite.write_text(
+        suite.read_text().replace('"output_tok_s", "tpot_ms.p50"', 'Gate("output_tok_s", margin=0.45), Gate("tpot_ms.p50", margin=0.45)')
+    )
+    again = recorded.run(f"--kv-replay=report{recorded.calls}", "-k", "c2 and fixed", runner=False)
+    assert set(again.verdicts.values()) == {"pass"}, again.out
+    assert {v["margin"] for v in again.run["verdicts"]} == {0.45}
+
+
 def test_tests_that_the_run_did_not_measure_are_left_out_and_those_by_hand_skipped(recorded):
     recorded.run("-k", "c2")
     (recorded.folder / "test_hand.py").write_text("def test_hand(kv_endpoint): pass\ndef test_drive(kv_drive): pass\n")

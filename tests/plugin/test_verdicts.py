@@ -20,6 +20,8 @@ def test_an_unchanged_engine_passes_after_three_runs(recorded):
     assert result.code == 0, result.out
     assert set(result.verdicts.values()) == {"pass"}
     assert len(result.starts) == 3
+    assert "false alarms to expect by chance in 8 judged gate(s): below 0.016" in result.out
+    assert result.run["expected_false_alarms"] == pytest.approx(8 * 0.002)
 
 
 def test_a_slower_engine_fails_at_the_third_run_and_names_what_changed(recorded):
