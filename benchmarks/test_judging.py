@@ -1,4 +1,4 @@
-"""Ten thousand gates of 60 runs judged: `pytest benchmarks/test_judging.py`. Times are shown, none is asserted."""
+"""Ten thousand gates of 60 runs judged: `pytest benchmarks/test_judging.py`. Times are shown, none is asserted; docs/gate.md has them."""
 
 import math
 import random

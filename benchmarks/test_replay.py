@@ -1,7 +1,9 @@
-"""A stored run of 100,000 requests read, checked, judged again: `pytest benchmarks/test_replay.py`. Times are shown, none is asserted."""
+"""A stored run of 100,000 requests read, checked, judged again: `pytest benchmarks/test_replay.py`. Times are shown, none is asserted;
+docs/gate.md has them."""
 
 import dataclasses
 import json
+from collections import Counter
 
 import pytest
 
@@ -19,14 +21,29 @@ REQUESTS, RUNS, STREAMS = 100_000, 5, 256
 SCENARIO = ClosedLoop(isl=512, osl=128, concurrency=STREAMS, requests=REQUESTS // RUNS)
 GATES = ("output_tok_s", "ttft_ms.p50", "tpot_ms.p50", "e2e_ms.p50")
 RULE = rule_for("cpu", "ci")
+TOKENS = {"output": 128.0 * SCENARIO.n_requests, "input": 512.0 * SCENARIO.n_requests}
+LAG = {"p50": 0.1, "p99": 0.3, "max": 1.0}
+# What a window of a real server on a GPU is told with, so that every rule of validity has something to look at.
+WATCHED = {
+    "device": "gpu",
+    "cores": 64,
+    "foreign_cores": 0.2,
+    "steal_cores": 0.0,
+    "foreign": [],
+    "server_tokens": TOKENS,
+    "counters": [dict.fromkeys(TOKENS, 0.0), TOKENS],
+    "gpu": {"readings": 1000, "slowed": {"power cap": 0.5}, "foreign": []},
+    "client": {"workers": 4, "cores": 0.3, "stamps": "kernel", "slot_idle_s": 0.1, "loop_lag_ms": LAG, "clock_steps": 0},
+}
 
 
 def trace(run):
     """Every stream one request after the other, a little slower each run."""
-    factor, records = 1 + run / 1000, []
+    factor, records, arrivals = 1 + run / 1000, [], Counter()
     for i in range(SCENARIO.n_requests):
         sent = (i // STREAMS) * 1.5 * factor + (i % STREAMS) * 1e-4
         first, last = sent + 0.2 * factor, sent + 1.4 * factor
+        arrivals.update(int(1e3 * (first + (last - first) * k / 127)) for k in range(0, 128, 8))
         records.append(
             RequestRecord(
                 index=i, sent_s=sent, first_s=first, last_s=last, end_s=last, input_tokens=512, output_tokens=128, events=128, status=200
@@ -34,7 +51,9 @@ def trace(run):
         )
     return Trace(
         scenario=str(SCENARIO), arm="base", run=run, workload="w", isl=512, osl=128, records=tuple(records), concurrency=STREAMS,
-        load={"asked": SCENARIO.n_requests},
+        load={"asked": SCENARIO.n_requests, **WATCHED},
+        itl={"us": [9000, 9449, 10_000], "n": [1, 126 * SCENARIO.n_requests, SCENARIO.n_requests - 1]},
+        arrivals={"ms": sorted(arrivals), "n": [8 * arrivals[ms] for ms in sorted(arrivals)]},
     )  # fmt: skip
 
 
@@ -75,10 +94,11 @@ def stored(tmp_path_factory):
 def test_judge_again(benchmark, stored):
     benchmark.group = f"judge {REQUESTS} stored requests again"
     folder, block = stored
+    gates = block.tasks[0].gates
 
     def again():
         run = replay.load(*replay.head(folder))
-        return replay.judged(run, block, replay.evidence(run, block, RULE, smoke=False), RULE)
+        return replay.judged(run, block, replay.evidence(run, block, gates, RULE, smoke=False), RULE)
 
     found = benchmark.pedantic(again, rounds=3, warmup_rounds=1)
     assert {v["verdict"] for v in found["verdicts"].values()} == {"pass"}

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -133,6 +134,7 @@ def main() -> None:
     if asked.spawn_child:
         spawn()
     print(f"fake engine: pid {os.getpid()}, {asked.host}:{asked.port}", flush=True)
+    Engine.address_family = socket.AF_INET6 if ":" in asked.host else socket.AF_INET
     with Engine((asked.host, asked.port), Handler) as engine:
         engine.serve_forever()
 

@@ -220,10 +220,10 @@ class EngineRunner:
         env = self._env(launch)
         on_a_gpu = self.spec.gpu.kind == "gpu"
         with ExitStack() as stack:
-            gpus = stack.enter_context(cards(env)) if on_a_gpu else None
+            gpus = stack.enter_context(cards(env, self.spec.tp)) if on_a_gpu else None
             self._wait_for_quiet(gpus)
             if on_a_gpu:
-                stack.enter_context(given_back(env, self.say))
+                stack.enter_context(given_back(env, self.say, self.spec.tp))
             stack.enter_context(own_folder(self.spec.framework, launch))
             server = stack.enter_context(
                 serve(self.spec.framework, launch, log=log, env=env, timeout_s=timeout_s, session_id=self.session_id, say=self.say)

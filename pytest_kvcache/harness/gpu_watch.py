@@ -68,10 +68,11 @@ class Cards:
 
 
 @contextmanager
-def cards(env: Mapping[str, str]) -> Iterator[Cards]:
-    """The cards of a server with this environment, and who is on them now; UserError where there are none."""
+def cards(env: Mapping[str, str], count: int | None = None) -> Iterator[Cards]:
+    """The cards of a server with this environment, of which it uses the first `count`, and who is on them now; UserError where there are
+    none."""
     with opened() as nvml:
-        found = Cards(nvml=nvml, handles=handles_of(nvml, env))
+        found = Cards(nvml=nvml, handles=handles_of(nvml, env, count))
         found.before = frozenset(found.processes())
         yield found
 

@@ -289,7 +289,7 @@ class EngineProcess:
         if self.launch.device == "gpu" and "memory" in reason:
             from .gpu_memory import users
 
-            parts.append(f"on the GPU now: {', '.join(users(self._env)) or 'no process that can be seen'}")
+            parts.append(f"on the GPU now: {', '.join(users(self._env, self.launch.tp)) or 'no process that can be seen'}")
         parts.append(f"by hand: {shlex.join(masked_words(by_hand))}")
         taken = taken or (self.ended() is not None and ADDRESS_IN_USE.search("\n".join(tail)) is not None)
         return (PortTaken if taken else ServerError)("\n".join(parts))

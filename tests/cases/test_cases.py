@@ -14,6 +14,8 @@ from . import load_case, sse_case
 from .catalogue import Close, cases, problems
 from .replay import Replay
 
+pytestmark = pytest.mark.clock
+
 SSE, LOADS = cases("sse"), cases("load")
 SOCKET_MS = 15.0  # what the cases allow more over a real socket
 STALL_MS = 500.0  # and to a stall

@@ -59,7 +59,7 @@ def test_case_processes(case, victim, tmp_path, monkeypatch):
 @pytest.mark.parametrize("case", of_form("processes"))
 def test_a_start_that_does_not_wait_for_the_memory_is_told(case, tmp_path, monkeypatch):
     monkeypatch.setattr(server, "GRACE_S", 0.5)
-    monkeypatch.setattr(engine, "given_back", lambda env, say: nullcontext())
+    monkeypatch.setattr(engine, "given_back", lambda env, say, count: nullcontext())
     assert not waits_for_gpu_memory(case, tmp_path, "engine", monkeypatch)
 
 

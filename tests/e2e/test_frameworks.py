@@ -122,6 +122,22 @@ def test_llama_cpp_serves_the_file_as_it_is_counts_its_tokens_and_is_told_what_a
     assert "the server made 240 input and 16 output tokens of a request for 240 and 24: is its context too short?" in cut.out
 
 
+def test_frameworks_are_recorded_and_judged_from_one_folder_of_baselines(recorded, llama_cpp):
+    """Beside the baseline of transformers, which stays as it is."""
+    before, suite = recorded.baseline.read_bytes(), recorded.folder / "test_one.py"
+    suite.write_text(SUITE.replace("concurrency=2", "concurrency=1"))
+    words = ["test_one.py", "--kv-framework=llama_cpp", "-o", llama_cpp]
+    try:
+        stored, judged = recorded.run(*words, "--kv-record=missing"), recorded.run(*words)
+    finally:
+        suite.unlink()
+    assert "3 gates: 3 recorded" in stored.out
+    assert judged.code == 0 and "regression" not in judged.verdicts.values(), judged.out
+    assert {v["baseline_runs"] and len(v["baseline_runs"]) for v in judged.run["verdicts"]} == {5}
+    assert recorded.baseline.read_bytes() == before
+    assert sorted(p.parent.name for p in recorded.baseline.parents[1].rglob("*.json")) == ["llama_cpp", "transformers"]
+
+
 def test_an_engine_killed_in_the_middle_is_invalid_with_its_log_and_the_rest_gets_a_fresh_start(project, survivors, tmp_path):
     (project.folder / "test_suite.py").write_text(TWO)
     out, scratch = project.folder / "out", tmp_path / "scratch"

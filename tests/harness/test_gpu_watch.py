@@ -33,10 +33,10 @@ def fast(monkeypatch):
 def watch(monkeypatch):
     """What is seen of cards while `during` may change them; `own` are our pids."""
 
-    def one(*recorded, during=lambda fake: None, own=frozenset(), env=None):
+    def one(*recorded, during=lambda fake: None, own=frozenset(), env=None, count=None):
         fake = RecordedNvml(*recorded)
         monkeypatch.setitem(sys.modules, "pynvml", fake)
-        with cards(env or {}) as found:
+        with cards(env or {}, count) as found:
             with GpuWatch(found, lambda: own) as seen:
                 during(fake)
                 time.sleep(0.1)
@@ -69,6 +69,7 @@ def test_every_card_of_the_server_is_read(watch):
     recorded = numbered(0, CurrentClocksEventReasons=0), numbered(1, CurrentClocksEventReasons=0x80)
     assert watch(*recorded, env={"CUDA_VISIBLE_DEVICES": both})["slowed"] == {"power brake": 0.5}
     assert watch(*recorded, env={"CUDA_VISIBLE_DEVICES": both[: both.index(",")]})["slowed"] == {}
+    assert watch(*recorded, env={"CUDA_VISIBLE_DEVICES": both}, count=1)["slowed"] == {}, "it uses the first one only"
 
 
 @pytest.mark.parametrize("recorded", [card(), card(CurrentClocksEventReasons=NOT_SUPPORTED, ComputeRunningProcesses=NOT_SUPPORTED)])

@@ -26,6 +26,8 @@ from pytest_kvcache.harness.loadgen import Workers, run
 
 from ..mockserver import MockServer
 
+pytestmark = pytest.mark.clock
+
 COMPLETIONS = "/v1/completions"
 
 

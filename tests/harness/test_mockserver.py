@@ -17,7 +17,7 @@ from pytest_kvcache.harness.loadgen import run
 
 from ..mockserver import MockServer, NoOpenSSL, Truth, build
 
-pytestmark = pytest.mark.skipif(not shutil.which("cc") and "CI" not in os.environ, reason="needs a C compiler (cc)")
+pytestmark = [pytest.mark.clock, pytest.mark.skipif(not shutil.which("cc") and "CI" not in os.environ, reason="needs a C compiler (cc)")]
 FAST = {"mode": "schedule", "ttft": 5, "tpot": 1, "jitter_ttft": 2, "jitter_gap": 0.5}
 
 

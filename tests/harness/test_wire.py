@@ -16,6 +16,8 @@ from pytest_kvcache.harness.wire import Wire
 
 from ..mockserver import MockServer
 
+pytestmark = pytest.mark.clock
+
 
 def body(tokens):
     return json.dumps({"prompt": "a b", "max_tokens": tokens, "stream": True, "stream_options": {"include_usage": True}}).encode()

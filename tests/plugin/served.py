@@ -1,6 +1,8 @@
 """A server that runs already, for tests of --kv-endpoint: the fake engine in a process of its own, or in a thread behind TLS; and a model folder."""
 
 import contextlib
+import http.client
+import http.server
 import itertools
 import json
 import ssl
@@ -11,6 +13,7 @@ import time
 import types
 import urllib.request
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -30,17 +33,30 @@ def model_folder(folder):
 
 
 @contextlib.contextmanager
-def process(port, *options):
+def process(port, *options, host="127.0.0.1"):
     """The fake engine, answering."""
-    words = [sys.executable, FAKE, "--port", str(port), "--model", "org/model", "--tpot-ms", "2", "--ttft-ms", "5", *options]
+    words = [
+        sys.executable,
+        FAKE,
+        "--host",
+        host,
+        "--port",
+        str(port),
+        "--model",
+        "org/model",
+        "--tpot-ms",
+        "2",
+        "--ttft-ms",
+        "5",
+        *options,
+    ]
+    shown = f"[{host}]" if ":" in host else host
     with subprocess.Popen(words, stdout=subprocess.DEVNULL) as engine:
         try:
             end = time.monotonic() + 20
             while True:
                 try:
-                    urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
-                        f"http://127.0.0.1:{port}/v1/models", timeout=1
-                    ).close()
+                    urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"http://{shown}:{port}/v1/models", timeout=1).close()
                     break
                 except OSError:
                     assert time.monotonic() < end
@@ -48,6 +64,41 @@ def process(port, *options):
             yield engine
         finally:
             engine.kill()
+
+
+@contextlib.contextmanager
+def http_proxy(port):
+    """A proxy for plain HTTP that asks the fake engine on this port, whatever host it is asked for. Yields its address and those hosts."""
+    hosts = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def forward(self):
+            url = urlsplit(self.path)
+            hosts.append(url.hostname)
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port)) as engine:
+                engine.request(self.command, url.path, body or None, {"Content-Type": "application/json"})
+                answer = engine.getresponse()
+                self.send_response(answer.status)
+                self.send_header("Content-Type", answer.headers["Content-Type"])
+                self.end_headers()
+                while data := answer.read1(65536):
+                    self.wfile.write(data)
+
+        do_GET = do_POST = forward
+
+        def log_message(self, *args):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", hosts
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import closing, contextmanager, suppress
@@ -62,6 +63,28 @@ def test_it_is_measured_once_and_reported_not_judged(ask, port, form):
     (environment,) = run["environments"].values()
     assert environment["identity"]["model_served"] == "org/model"
     assert environment["identity"]["gpu"] == "h100-sxm, as it was named"
+
+
+def test_a_server_on_ipv6_is_measured(ask, port):
+    with suppress(OSError), socket.socket(socket.AF_INET6) as probe:
+        probe.bind(("::1", 0))
+        with served.process(port, host="::1"):
+            code, out, run = ask(f"http://[::1]:{port}/v1")
+        assert code == 0, out
+        assert run["verdicts"][0]["value"] > 0
+        return
+    pytest.skip("this machine has no IPv6")
+
+
+def test_a_server_elsewhere_is_reached_by_the_proxy_of_the_environment_which_is_said(ask, port):
+    with served.process(port), served.http_proxy(port) as (proxy, hosts):
+        _, out, run = ask("http://engine.test:8000", env={"HTTP_PROXY": proxy})
+    assert set(hosts) == {"engine.test"} and len(hosts) > 6
+    assert f"measured through the proxy {proxy}, which may hold back parts of a stream" in out
+    (environment,) = run["environments"].values()
+    assert environment["identity"]["endpoint"] == "attached, through a proxy" and environment["subject"]["through_proxy"] == proxy
+    ((measured,),) = (block["measurements"] for block in run["blocks"].values())
+    assert (measured["requests"], measured["failed"]) == (6, 0) and measured["load"]["client"]["stamps"] == "read"
 
 
 def test_with_a_restart_command_it_is_recorded_and_judged(ask, port, tmp_path):
