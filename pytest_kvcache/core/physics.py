@@ -122,10 +122,10 @@ def limit_of(metric: str, scenario: Scenario, arm: Arm, model: Model | None, env
     if weights is None or weights < CACHED_GB * 1e9:
         return None
     token_s = None if card.bytes_s is None else least_tpot_s(weights, _own_cache(model, arm, scenario, argv), card.bytes_s)
-    tok_s = _most_tok_s(scenario, arm, model, card, token_s)
     by_compute = None
     if card.flops is not None and model.parameters is not None:
         by_compute = most_tok_s_by_compute(model.parameters, card.flops, arm.weight_dtype)
+    tok_s = _most_tok_s(scenario, token_s, by_compute)
     return _bound(metric.partition(".")[0], scenario, card, token_s, tok_s, by_compute)
 
 
@@ -136,12 +136,10 @@ def _own_cache(model: Model, arm: Arm, scenario: Scenario, argv: Sequence[str]) 
     return (kv_bytes_per_token(model, arm.kv_dtype) or 0.0) * scenario.isl
 
 
-def _most_tok_s(scenario: Scenario, arm: Arm, model: Model, card: Card, token_s: float | None) -> float | None:
-    found = []
+def _most_tok_s(scenario: Scenario, token_s: float | None, by_compute: float | None) -> float | None:
+    found = [] if by_compute is None else [by_compute]
     if token_s is not None and isinstance(scenario, ClosedLoop):
         found.append(most_tok_s_by_memory(scenario.concurrency, token_s))
-    if card.flops is not None and model.parameters is not None:
-        found.append(most_tok_s_by_compute(model.parameters, card.flops, arm.weight_dtype))
     return min(found, default=None)
 
 

@@ -14,15 +14,14 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from pytest_kvcache.core import cgroup, cputime
 from pytest_kvcache.core.commandline import masked_words
 from pytest_kvcache.core.spec import UserError
 from pytest_kvcache.core.text import one_line
 
-if TYPE_CHECKING:
-    from .gpu_watch import Cards
+from .gpu_watch import Cards, GpuWatch
 
 LOCK_DIR_ENV = "KV_LOCK_DIR"
 REMIND_S, LIMIT_S = 60.0, 12 * 3600.0  # profile full takes a night
@@ -198,8 +197,8 @@ class LoadWatch:
         self, own: Callable[[], Set[int]] = frozenset, *, interval_s: float = 1.0, device: str = "cpu", cards: Cards | None = None
     ) -> None:
         self.seen: dict[str, Any] = {}
-        self._gpu = None if cards is None else _gpu_watch(cards, own)
-        self._told = {} if device == "cpu" else {"device": device}
+        self._gpu = None if cards is None else GpuWatch(cards, own)
+        self._told: dict[str, Any] = {} if device == "cpu" else {"device": device}
         self._own = own
         self._interval_s = interval_s
         self._ledger = cputime.Ledger(os.getpid())
@@ -249,12 +248,6 @@ class LoadWatch:
             words = masked_words(raw[:LONGEST_COMMAND].rstrip("\0").split("\0"))  # of other people, who type passwords there
             entry.command = one_line(" ".join(" ".join(words).split()))[:80]
             entry.command_of = entry.last.name
-
-
-def _gpu_watch(cards: Cards, own: Callable[[], Set[int]]) -> Any:
-    from .gpu_watch import GpuWatch
-
-    return GpuWatch(cards, own)
 
 
 def _is_linux() -> bool:

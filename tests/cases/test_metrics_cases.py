@@ -1,7 +1,6 @@
 """The cases about metrics pages: read from their text, over a socket, and in pairs."""
 
 import os
-import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -10,6 +9,7 @@ import pytest
 from pytest_kvcache.core.readings import Readings
 from pytest_kvcache.harness import page
 
+from ..harness.pages import in_a_thread
 from .catalogue import Close, cases, problems
 from .metrics_case import TESTS, engine, figures, page_of, pair, read
 
@@ -42,15 +42,8 @@ def serving(case):
         def log_message(self, *args):
             pass
 
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with in_a_thread(HTTPServer(("127.0.0.1", 0), Handler)) as address:
+        yield address
 
 
 @pytest.mark.parametrize("case", PAGES)

@@ -6,6 +6,19 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 
 @contextlib.contextmanager
+def in_a_thread(server):
+    """A server of ours, answering until it is left: its address."""
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextlib.contextmanager
 def served(pages):
     """Its address. Below /odd it speaks no HTTP, below /half it promises more than it gives, below /busy it has no time; what is no page is
     not found."""
@@ -26,12 +39,5 @@ def served(pages):
         def log_message(self, *args):
             pass
 
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with in_a_thread(HTTPServer(("127.0.0.1", 0), Handler)) as address:
+        yield address

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -10,6 +9,8 @@ import pytest
 from pytest_kvcache.core.load import Target
 from pytest_kvcache.core.spec import UserError
 from pytest_kvcache.harness.counted import plain_counts
+
+from .pages import in_a_thread
 
 COUNTS = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
 
@@ -30,15 +31,8 @@ def answering(status, data):
         def log_message(self, *args):
             pass
 
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield Target(base_url=f"http://127.0.0.1:{server.server_port}", endpoint="/v1/completions", headers={"X-Own": "mine"}), asked
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with in_a_thread(HTTPServer(("127.0.0.1", 0), Handler)) as address:
+        yield Target(base_url=address, endpoint="/v1/completions", headers={"X-Own": "mine"}), asked
 
 
 def test_the_same_request_without_a_stream_is_counted():

@@ -8,7 +8,6 @@ import json
 import ssl
 import subprocess
 import sys
-import threading
 import time
 import types
 import urllib.request
@@ -18,6 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from .. import fake_engine
+from ..harness.pages import in_a_thread
 
 FAKE = Path(fake_engine.__file__)
 
@@ -90,15 +90,8 @@ def http_proxy(port):
         def log_message(self, *args):
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", hosts
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with in_a_thread(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as address:
+        yield address, hosts
 
 
 @contextlib.contextmanager
@@ -139,11 +132,5 @@ def over_tls(folder, key=None):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, private)
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
+    with in_a_thread(server):
         yield f"https://127.0.0.1:{server.server_port}", cert
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
