@@ -22,7 +22,7 @@ class Current:
 
     environment: Mapping[str, Mapping[str, Any]]
     workload: str
-    cores: int | None = None
+    canary_on: str | None = None
 
 
 def empty(gpu: str, framework: str, model: str) -> dict[str, Any]:
@@ -37,10 +37,16 @@ def by_session(runs: Sequence[Run], field: Callable[[Run], T]) -> tuple[tuple[T,
     return tuple(map(tuple, grouped.values()))
 
 
-def canary_of(runs: Sequence[Run], cores: int | None) -> tuple[tuple[float, ...], ...]:
-    """What the canary took beside each run; empty unless it is known of all and was done by as many cores as now."""
-    known = cores is not None and all(run.get("canary", {}).get("cores") == cores for run in runs)
-    return by_session(runs, lambda run: float(run["canary"]["ms"])) if known else ()
+def _times(runs: Sequence[Run], part: str) -> tuple[tuple[float, ...], ...]:
+    return by_session(runs, lambda run: float(run["canary"]["ms"][part]))
+
+
+def canary_of(runs: Sequence[Run], on: str | None) -> dict[str, tuple[tuple[float, ...], ...]]:
+    """What each part of the canary took beside each run; empty unless it is known of all and ran where it does now."""
+    if on is None or any(run.get("canary", {}).get("on") != on for run in runs):
+        return {}
+    parts = [part for part in runs[0]["canary"]["ms"] if all(part in run["canary"]["ms"] for run in runs)]
+    return {part: _times(runs, part) for part in parts}
 
 
 def _mismatch(doc: Mapping[str, Any], entry: Mapping[str, Any], metric: Metric, now: Current) -> str:
@@ -88,7 +94,7 @@ def lookup(doc: Mapping[str, Any], key: str, metric: Metric, now: Current) -> Ba
     runs, others = of_cards(doc, entry["runs"], now.environment)
     return Base(
         sessions=by_session(runs, lambda run: run["value"]), samples=by_session(runs, lambda run: int(run["n"])),
-        canary_ms=canary_of(runs, now.cores), unit=entry["unit"], better=entry["better"], definition=entry["definition"],
+        canary_ms=canary_of(runs, now.canary_on), unit=entry["unit"], better=entry["better"], definition=entry["definition"],
         others=others, reference=bool(others) and len(runs) == len(entry["runs"]),
     )  # fmt: skip
 

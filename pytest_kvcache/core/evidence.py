@@ -86,13 +86,17 @@ def from_plain(value: Mapping[str, Any]) -> Evidence:
     if unknown := set(base) - set(known):
         raise TypeError(f"base.{min(unknown)} is unknown")
     for name, field in base.items():
-        if not _FITS[known[name]](field) or (name == "canary_ms" and any(v <= 0 for s in field for v in s)):
+        if not _FITS[known[name]](field):
             raise TypeError(f"base.{name}: {str(field)[:60]!r}")
     return Evidence(need=value["need"], base=Base(**{k: _frozen(v) for k, v in base.items()}), changed=tuple(value["changed"]))
 
 
 def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _positive(value: Any) -> bool:
+    return (_whole(value) or isinstance(value, float)) and value > 0
 
 
 def _rows(value: Any, fits: Callable[[Any], bool]) -> bool:
@@ -106,9 +110,12 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "float": lambda v: (_whole(v) or isinstance(v, float)) and 0 <= v <= 10,
     "int": lambda v: _whole(v) and v >= 0,
     "tuple[tuple[float, ...], ...]": lambda v: _rows(v, lambda n: _whole(n) or isinstance(n, float)),
+    "Mapping[str, tuple[tuple[float, ...], ...]]": lambda v: isinstance(v, Mapping) and all(_rows(s, _positive) for s in v.values()),
     "tuple[tuple[int, ...], ...]": lambda v: _rows(v, lambda n: _whole(n) and n >= 1),
 }
 
 
 def _frozen(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _frozen(v) for key, v in value.items()}
     return tuple(map(_frozen, value)) if isinstance(value, list) else value

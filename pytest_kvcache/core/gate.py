@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import samples as requests
 from . import stats
+from .canary import Canary
 from .physics import Limit
 from .rule import (
     IMPROVEMENT,
@@ -31,7 +32,7 @@ from .rule import (
     look_by_look,
     rule_for,
 )
-from .sides import Against, Canary, Pairs
+from .sides import Against, Pairs
 from .steadiness import unsteady
 from .units import factor
 from .verdict import FEW_SAMPLES, HUGE, Base, Verdict, as_change, fails, false_alarms, geometric_mean, in_unit
@@ -130,16 +131,16 @@ def too_few_samples(
 def judge(
     base: Base, new: Sequence[Any], *, better: str, margin: float, rule: Rule, unit: str = "", definition: str = "",
     samples: Sequence[int] = (), failed: int = 0, quantile: float | None = None, limit: Limit | None = None, floor: float = 0.0,
-    final: bool = False, canary_ms: Sequence[float | None] = (),
+    final: bool = False, canary_ms: Mapping[str, Sequence[float | None]] | None = None,
 ) -> Verdict:  # fmt: skip
     """The verdict on all runs so far: takes each planned look in order and freezes at the first that decides.
 
     `new` has one value a run, in the order of the runs, of `unit` and `definition`; a baseline in another unit of the same
     dimension is converted. Beside each run stand `samples`, its requests (they count where the value is the quantile
-    `quantile` of them), and `canary_ms`: where the machine was in another state, a verdict must stand with STATE_SHARE of
-    the canary's change against it. `failed` requests are those above the allowance. `limit` is a physical bound on either
-    side; a change below `floor`, in `unit`, is no loss. `final` says that no more runs will come (budget spent): the last
-    complete look then counts as the last. `inconclusive` before that means "measure more".
+    `quantile` of them), and `canary_ms`, by part: where the machine was in another state, a verdict must stand with the share
+    of that change which an engine may follow against it (`core.canary`). `failed` requests are those above the allowance.
+    `limit` is a physical bound on either side; a change below `floor`, in `unit`, is no loss. `final` says that no more runs
+    will come (budget spent): the last complete look then counts as the last. `inconclusive` before that means "measure more".
     """
     if problem := _bad_direction(better) or _bad_margin(margin):
         return _invalid(problem, None)
@@ -153,7 +154,7 @@ def judge(
     first = rule.looks[0]
     if len(new) >= first and (few := too_few_samples(old, samples[:first], quantile=quantile, margin=margin, rule=rule, runs=new[:first])):
         return few
-    canary = Canary(old=tuple(v for s in base.canary_ms for v in s), new=tuple(canary_ms))
+    canary = Canary(old={part: [v for s in rows for v in s] for part, rows in base.canary_ms.items()}, new=canary_ms or {})
     return _judge_runs(old, tuple(new), canary, better=better, margin=margin, floor=floor, rule=rule, final=final)
 
 

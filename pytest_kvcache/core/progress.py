@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .canary import by_part
 from .evidence import Evidence, as_judged
 from .gate import (
     INCONCLUSIVE,
@@ -195,7 +196,7 @@ def _judged(gate: GateSpec, progress: Progress, orders: Orders, runs: list[dict[
     return judge(
         base, [m["metrics"][gate.metric] for m in runs], better=metric.better, margin=gate.margin, rule=orders.rule, unit=metric.unit,
         definition=metric.definition, samples=[m["requests"] for m in runs], quantile=quantile, limit=_limit(gate, progress, gate.arm),
-        floor=gate.floor, final=final, canary_ms=_comparable(runs),
+        floor=gate.floor, final=final, canary_ms=by_part([m["canary"] for m in runs]),
     )  # fmt: skip
 
 
@@ -207,12 +208,6 @@ def _limit(gate: GateSpec, progress: Progress, name: str) -> Limit | None:
     """What the device cannot exceed with an arm, where it and the model are in the catalogues."""
     arm = next(a for a in progress.block.arms if a.name == name)
     return limit_of(gate.metric, _task(gate, progress).scenario, arm, find_model(progress.block.model), progress.environment)
-
-
-def _comparable(runs: list[dict[str, Any]]) -> list[float | None]:
-    """What the canary took beside each run, if all were done by as many cores; None where it is not known."""
-    cores = {m["canary"]["cores"] for m in runs if m["canary"]}
-    return [m["canary"]["ms"] if m["canary"] and len(cores) == 1 else None for m in runs]
 
 
 def _recorded(gate: GateSpec, values: list[float], rule: Rule) -> Verdict:

@@ -5,41 +5,13 @@ All values are logs oriented so that + is worse (`core.stats.worse_logs`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from . import stats
+from .canary import Canary
 from .rule import IMPROVEMENT, INCONCLUSIVE, PASS, REGRESSION
 from .steadiness import Unsteady, drift_note, noisier_note, outlier, unless_unsteady, unsteady
-
-# The canary (a fixed piece of work with no framework in it) repeats itself within a few per cent in one state of the machine.
-CANARY_NOISE = 0.05
-# How much of a canary's change (as a log) a server's figures may follow, either way. Seen on one machine: 0.33.
-STATE_SHARE = 0.35
-
-
-@dataclass(frozen=True, kw_only=True)
-class Canary:
-    """What the canary took (ms) beside each run of the baseline and beside each new one; a time that is not known is None."""
-
-    old: tuple[float, ...] = ()
-    new: tuple[float | None, ...] = ()
-
-    def shift(self, runs: int) -> float:
-        """How far the machine was from its state at the baseline, over the first `runs`: the canary's change as a log.
-
-        0 within its noise, and where it is not known of every run.
-        """
-        new = [v for v in self.new[:runs] if v]
-        if not self.old or not new or len(new) < len(self.new[:runs]):
-            return 0.0
-        change = stats.mean([math.log(v) for v in new]) - stats.mean([math.log(v) for v in self.old])
-        return change if abs(change) > CANARY_NOISE else 0.0
-
-
-def _shift_words(shift: float) -> str:
-    return f"the machine itself was in another state than at the baseline (canary {100 * math.expm1(shift):+.0f} %)"
 
 
 def _unless_shifted(word: str, theta: float, delta: float, allowance: float) -> str:
@@ -76,10 +48,10 @@ class Against:
             if word == INCONCLUSIVE and not reason.startswith("suspected"):
                 reason = f"unstable: {self._unsteady_words(found)}"
         if shift := self.canary.shift(e.new_runs):
-            allowance, before = STATE_SHARE * abs(shift), word
-            word, certain = _unless_shifted(word, e.theta, self.delta, allowance), max(certain, e.theta + allowance)
+            before = word
+            word, certain = _unless_shifted(word, e.theta, self.delta, shift.allowance), max(certain, e.theta + shift.allowance)
             if word == INCONCLUSIVE != before:
-                reason = f"{_shift_words(shift)}: that alone may have made the change; measure again"
+                reason = f"{shift.words}: that alone may have made the change; measure again"
         return word, reason, certain
 
     def _levels(self, e: stats.Estimate, found: Unsteady | None) -> tuple[float, float]:
@@ -109,7 +81,7 @@ class Against:
             *((f"outlier: {odd.words('new runs', self.better)}",) if odd else ()),
             *drift_note(new, self.better),
             *noisier_note(stats.mean_variance(new)[1], runs, self.old),
-            *((_shift_words(shift),) if shift else ()),
+            *((shift.words,) if shift else ()),
         )
 
 

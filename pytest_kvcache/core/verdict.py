@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -18,7 +18,8 @@ FEW_SAMPLES = "too few samples: "
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """A stored number as the gate needs it: runs by session, and beside each what the canary took and its requests (`samples`).
+    """A stored number as the gate needs it: runs by session, and beside each its requests (`samples`) and what each part of the canary
+    took.
 
     `unit`, `better` and `definition` are what it was stored as; an empty `better` is not known.
     `missing` says why there is none, `mismatch` why it is of something else and must not be compared. `others` are the stored
@@ -29,7 +30,7 @@ class Base:
     sessions: tuple[tuple[float, ...], ...] = ()
     unit: str = ""
     definition: str = ""
-    canary_ms: tuple[tuple[float, ...], ...] = ()
+    canary_ms: Mapping[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)
     missing: str = ""
     mismatch: str = ""
     better: str = ""

@@ -29,8 +29,8 @@ class _Session(Struct, forbid_unknown_fields=True):
 
 
 class _Canary(Struct, forbid_unknown_fields=True):
-    ms: _Positive
-    cores: Annotated[int, Meta(ge=1, le=10**6)]
+    on: _Name
+    ms: Annotated[dict[str, _Positive], Meta(min_length=1)]
 
 
 class _Run(Struct, forbid_unknown_fields=True):

@@ -12,14 +12,15 @@ import os
 import threading
 import time
 from statistics import fmean, median
+from typing import Any
 
 MOST_CORES = 16
 ROUNDS = 7
 ELEMENTS = 8_000_000  # 64 MB a core, beyond its share of the caches
 
 
-def canary() -> dict[str, float] | None:
-    """`ms`: CPU time of the fixed work, mean over the cores that did it together; `cores`: how many they were.
+def canary() -> dict[str, Any] | None:
+    """CPU time of the fixed work, mean over the cores that did it together; see `core.canary`.
 
     None where the cores cannot be had (no memory for the arrays, no leave to pin).
     """
@@ -32,7 +33,7 @@ def canary() -> dict[str, float] | None:
         thread.start()
     for thread in threads:
         thread.join()
-    return {"ms": round(fmean(found), 4), "cores": len(cores)} if len(found) == len(cores) else None
+    return {"on": f"{len(cores)} cores", "ms": {"memory": round(fmean(found), 4)}} if len(found) == len(cores) else None
 
 
 def _work(core: int, together: threading.Barrier, found: list[float]) -> None:

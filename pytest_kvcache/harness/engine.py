@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..core.canary import Reading
 from ..core.framework import Framework, Launch
 from ..core.record import Trace
 from ..core.resolved import not_applied
@@ -23,9 +24,11 @@ from . import weights
 from .canary import canary
 from .device import LoadWatch
 from .environment import fingerprint
+from .gpu_canary import NoCanary, gpu_canary
 from .gpu_memory import given_back
 from .gpu_watch import Cards, cards
 from .interpreter import frameworks, installed
+from .nvml import gpus_in_use
 from .resolved import resolved_configuration
 from .running import RunningEngine
 from .server import Server, serve
@@ -136,6 +139,7 @@ class EngineRunner:
         self.spec, self.session_id, self.logs, self.say = spec, session_id, logs, say
         self.weights = weights.locate(spec.model, spec.framework, spec.python, say)
         self.words = single_token_words(self.weights.tokenizer)
+        self._no_canary = False
 
     def launch(self, arm: Arm) -> Launch:
         port, serve_args = split_port(self.spec.serve_args)
@@ -191,9 +195,18 @@ class EngineRunner:
             if time.monotonic() > give_up:
                 raise Spoiled(problem, watch.seen)
 
-    def canary(self) -> dict[str, float] | None:
-        """Only for the processors so far: on a GPU the canary must run on the card."""
-        return canary() if self.spec.gpu.kind == "cpu" else None
+    def canary(self) -> Reading | None:
+        """The state of what the engine computes on; why there is none is said once."""
+        if self.spec.gpu.kind == "cpu":
+            return canary()
+        env = os.environ | dict(self.spec.framework.env)
+        try:
+            return gpu_canary(env, gpus_in_use(env)[0], self.spec.tp)
+        except NoCanary as e:
+            if not self._no_canary:
+                self.say(f"  the GPU's own state is not known (no canary: {e}): verdicts do without it")
+            self._no_canary = True
+            return None
 
     def _env(self, launch: Launch) -> dict[str, str]:
         offline = {"HF_HUB_OFFLINE": "1"} if self.weights.local else {}

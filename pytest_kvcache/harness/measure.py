@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol
 
-from ..core.gate import INVALID, Verdict, geometric_mean
+from ..core.canary import Reading, around
+from ..core.gate import INVALID, Verdict
 from ..core.metrics import find_metric
 from ..core.plan import Block, Task, runs_range
 from ..core.progress import Orders, Progress, measurement, settle
@@ -44,8 +45,8 @@ class Runner(Protocol):
     def in_turns(self, servers: Sequence[Any], scenario: Scenario) -> Sequence[Trace]:
         """A trace of each of several servers that live side by side. A runner without this measures arms one after another."""
 
-    def canary(self) -> dict[str, float] | None:
-        """What a fixed piece of work takes on the machine itself just now (`ms`, `cores`); None where there is none."""
+    def canary(self) -> Reading | None:
+        """What a fixed piece of work takes on the machine itself just now (`core.canary`); None where there is none."""
 
 
 class BlockMeter:
@@ -161,13 +162,13 @@ class BlockMeter:
             self._keep(one, run, trace, problem)
         return worst, ""
 
-    def _canary(self) -> dict[str, float] | None:
+    def _canary(self) -> Reading | None:
         """The machine's own state; of no use to gates between arms, which it meets alike."""
         return None if all(g.against for g in self.block.gates) else self.runner.canary()
 
-    def _note_canary(self, before: dict[str, float] | None, rows: list[dict[str, Any]]) -> None:
+    def _note_canary(self, before: Reading | None, rows: list[dict[str, Any]]) -> None:
         """The machine's state just before and after the server lived stands beside what was measured between."""
-        found = _mean_canary(before, self._canary()) if rows else None
+        found = around(before, self._canary()) if rows else None
         for row in rows:
             row["canary"] = found
         self.save(self.progress.plain())
@@ -214,13 +215,6 @@ def _nothing(scenario: Scenario, arm: Arm, run: int) -> dict[str, Any]:
     return {
         "scenario": str(scenario), "arm": arm.name, "run": run, "workload": "", "isl": scenario.isl, "osl": scenario.osl, "records": (),
     }  # fmt: skip
-
-
-def _mean_canary(before: dict[str, float] | None, after: dict[str, float] | None) -> dict[str, float] | None:
-    """The machine's state over a window, from just before and just after it."""
-    if before is None or after is None or before["cores"] != after["cores"]:
-        return None
-    return {"ms": round(geometric_mean([before["ms"], after["ms"]]), 4), "cores": before["cores"]}
 
 
 SHOWN = {"output_tok_s": "output", "ttft_ms.p50": "TTFT p50", "tpot_ms.p50": "TPOT p50"}

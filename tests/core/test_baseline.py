@@ -28,7 +28,7 @@ def recording(*values, key=KEY, workload="w"):
         key=key,
         metric=METRIC,
         workload=workload,
-        runs=tuple({"value": v, "n": 8, "failed": 0, "canary": {"ms": 10.0, "cores": 2}} for v in values),
+        runs=tuple({"value": v, "n": 8, "failed": 0, "canary": {"on": "2 cores", "ms": {"memory": 10.0}}} for v in values),
     )
 
 
@@ -50,12 +50,12 @@ def test_what_was_stored_is_found_by_session(doc):
     assert stored.lookup(doc, KEY, METRIC, current()).sessions == ((1.0, 2.0), (4.0, 5.0))
 
 
-def test_the_canary_counts_only_when_it_is_known_of_all_runs_and_of_as_many_cores(doc):
-    now = stored.Current(environment=environment(), workload="w", cores=2)
-    assert stored.lookup(doc, KEY, METRIC, now).canary_ms == ((10.0, 10.0),)
-    assert stored.lookup(doc, KEY, METRIC, stored.Current(environment=environment(), workload="w", cores=4)).canary_ms == ()
+def test_the_canary_counts_only_when_it_is_known_of_all_runs_and_run_where_it_does_now(doc):
+    now = stored.Current(environment=environment(), workload="w", canary_on="2 cores")
+    assert stored.lookup(doc, KEY, METRIC, now).canary_ms == {"memory": ((10.0, 10.0),)}
+    assert stored.lookup(doc, KEY, METRIC, stored.Current(environment=environment(), workload="w", canary_on="4 cores")).canary_ms == {}
     del doc["entries"][KEY]["runs"][0]["canary"]
-    assert stored.lookup(doc, KEY, METRIC, now).canary_ms == ()
+    assert stored.lookup(doc, KEY, METRIC, now).canary_ms == {}
 
 
 def test_merging_prunes_nothing_and_leaves_the_old_document_alone(doc):

@@ -39,7 +39,7 @@ HERE = {
     "identity": {"gpu": "Test card", "model_sha": "1f"}, "subject": {"driver": "1", "server_argv": ["serve", "--port", "1"]},
     "context": {"gpu_uuids": ["GPU-here"], "host": "h"},
 }  # fmt: skip
-NOW = stored.Current(environment=HERE, workload="w", cores=2)
+NOW = stored.Current(environment=HERE, workload="w", canary_on="2 cores")
 TIMES = {"as stored": 1.0, "worse": 1.4, "better": 0.6}  # by which a session's runs are worse
 NOISE = (0.0, 0.004, -0.003, 0.002, -0.004, 0.001, 0.003, -0.002, 0.0, 0.004, -0.001, -0.004)
 
@@ -55,7 +55,7 @@ def whole():
     for s in range(7):
         recordings = [
             stored.Recording(key=gate.key, metric=find_metric(gate.metric), workload="w", runs=tuple(
-                {"value": v, "n": 64, "failed": 0, "canary": {"ms": 10.0 + 0.01 * s, "cores": 2}} for v in values(gate.metric, 1.0, 2, 2 * s)
+                {"value": v, "n": 64, "failed": 0, "canary": {"on": "2 cores", "ms": {"memory": 10.0 + 0.01 * s}}} for v in values(gate.metric, 1.0, 2, 2 * s)
             )) for gate in GATES
         ]  # fmt: skip
         environment = copy.deepcopy(HERE)
@@ -76,7 +76,7 @@ def session(times):
     figures = {m: values(m, times, 12, 5) for m in LEVELS}
     progress.measurements = [
         {
-            "run": i + 1, "scenario": str(SCENARIO), "arm": "base", "valid": True, "requests": 64, "canary": {"ms": 10.0, "cores": 2},
+            "run": i + 1, "scenario": str(SCENARIO), "arm": "base", "valid": True, "requests": 64, "canary": {"on": "2 cores", "ms": {"memory": 10.0}},
             "metrics": {m: figures[m][i] for m in LEVELS},
         } for i in range(12)
     ]  # fmt: skip
@@ -87,9 +87,9 @@ SESSIONS = {name: session(times) for name, times in TIMES.items()}
 
 
 @functools.cache
-def verdict(name, key, need, base):
-    gate = next(g for g in GATES if g.key == key)
-    return settle(gate, SESSIONS[name], Orders(rule=RULE, needs={key: need}, bases={key: base}), final=True)
+def verdict(name, key, plain):
+    gate, evidence = next(g for g in GATES if g.key == key), from_plain(json.loads(plain))
+    return settle(gate, SESSIONS[name], Orders(rule=RULE, needs={key: evidence.need}, bases={key: evidence.base}), final=True)
 
 
 def judged(doc, name):
@@ -97,8 +97,9 @@ def judged(doc, name):
     found = {}
     for gate in GATES:
         evidence = gather(doc, gate, NOW, RULE)
-        assert from_plain(json.loads(json.dumps(evidence.plain()))) == evidence
-        found[gate.key] = verdict(name, gate.key, evidence.need, evidence.base)
+        plain = json.dumps(evidence.plain())
+        assert from_plain(json.loads(plain)) == evidence
+        found[gate.key] = verdict(name, gate.key, plain)
     return found
 
 

@@ -17,6 +17,7 @@ from pytest_kvcache.frameworks.llama_cpp import LLAMA_CPP
 from pytest_kvcache.frameworks.tgi import TGI
 from pytest_kvcache.harness import engine, weights
 from pytest_kvcache.harness.engine import EngineRunner, EngineSpec, check_command, check_installed
+from pytest_kvcache.harness.gpu_canary import NoCanary
 from pytest_kvcache.session import KvSession
 
 from ..recorded_nvml import RecordedNvml, card, numbered
@@ -79,11 +80,10 @@ def test_a_precision_that_was_not_applied_is_a_problem_where_it_was_asked_for(fo
 
 
 @pytest.fixture
-def start(monkeypatch, tmp_path):
-    """One start of the fake engine on a device, by an arm, whose log also says something; `more` are fields of its adapter."""
+def runner(monkeypatch, tmp_path):
+    """A runner of the fake engine on a device, whose log also says something; `more` are fields of its adapter. `heard`: what it told."""
 
-    @contextmanager
-    def one(said="", *, gpu="cpu", arm=None, **more):
+    def one(said="", *, gpu="cpu", heard=None, **more):
         def argv(launch):
             talk = (
                 f"print({said!r}, flush=True); import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -97,11 +97,36 @@ def start(monkeypatch, tmp_path):
         body = lambda model, prompt, osl: {"model": model, "prompt": prompt, "max_tokens": osl, "stream": True}  # noqa: E731
         framework = Framework(name="f", argv=argv, body=body, needs=(), cure="", **more)
         spec = EngineSpec(framework=framework, model=Model(key="m"), gpu=find_gpu(gpu), python=sys.executable, start_timeout_s=60)
-        runner = EngineRunner(spec, session_id="test-of-starts", logs=tmp_path / "logs", say=lambda line: None)
-        with runner.start(arm or Arm(), 1, 1) as running:
+        say = (lambda line: None) if heard is None else heard.append
+        return EngineRunner(spec, session_id="test-of-starts", logs=tmp_path / "logs", say=say)
+
+    return one
+
+
+@pytest.fixture
+def start(runner):
+    """One start of the fake engine, by an arm."""
+
+    @contextmanager
+    def one(said="", *, arm=None, **more):
+        with runner(said, **more).start(arm or Arm(), 1, 1) as running:
             yield running
 
     return one
+
+
+def test_where_the_gpu_has_no_canary_that_is_said_once(runner, monkeypatch):
+    heard = []
+    measured = runner(gpu="h200", heard=heard)
+    monkeypatch.setattr(engine, "gpu_canary", lambda env, under, count: {"on": under["driver"], "ms": {"copy": 2.0}})
+    assert measured.canary() == {"on": "580.159.04", "ms": {"copy": 2.0}}
+
+    def none(*_):
+        raise NoCanary("cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY")
+
+    monkeypatch.setattr(engine, "gpu_canary", none)
+    assert measured.canary() is measured.canary() is None
+    assert heard == ["  the GPU's own state is not known (no canary: cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY): verdicts do without it"]
 
 
 WARNING = (("kv_dtype_not_applied", r"falls back to (\w+)"),)

@@ -96,7 +96,7 @@ class Runner:
         return str(scenario)
 
     def canary(self):
-        return {"ms": told("CANARY", {}).get(str(self.run), 10.0), "cores": told("CORES", 2)}
+        return {"on": f"{told('CORES', 2)} cores", "ms": {"memory": told("CANARY", {}).get(str(self.run), 10.0)}}
 
     @contextlib.contextmanager
     def start(self, arm, run, attempt):
