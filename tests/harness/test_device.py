@@ -308,6 +308,7 @@ def test_our_own_burner_is_not_foreign(burner: Callable[[float], int]) -> None:
     assert watch.seen["client_cores"] < 0.3
 
 
+@pytest.mark.clock
 def test_a_burner_that_came_and_went_is_still_named(burner: Callable[[float], int]) -> None:
     with LoadWatch(interval_s=0.3) as watch:
         pid = burner(1.5)

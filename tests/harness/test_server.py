@@ -305,6 +305,7 @@ def test_an_engine_that_prints_our_secrets_is_quoted_without_them(
     assert "Zq9-option" in log.read_text(), "the log itself is left as it is, for its owner"
 
 
+@pytest.mark.clock
 def test_a_probe_is_quoted_without_secrets(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ready, "SAY_EVERY_S", 1.0)
     monkeypatch.setenv("HF_TOKEN", "loading")  # which is what the fake answers

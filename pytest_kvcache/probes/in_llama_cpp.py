@@ -1,0 +1,83 @@
+"""Scores a text through the KV caches of llama.cpp, in its own process, by llama-cpp-python.
+
+Read in ggml-org/llama.cpp (`src/llama-graph.cpp`): attention reads keys and values from the cache's tensors in every pass, also the first,
+so any step sees the precision. A quantised V needs flash attention. llama-cpp-python 0.3.36: `Llama._ctx`, `LlamaBatch`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import llama_cpp
+import numpy as np
+from lockstep import Begin, main
+
+
+class Stepwise:
+    """A window through a context whose cache was emptied. `forget`: all but the newest so many tokens are dropped after each step, as a
+    control that must be seen."""
+
+    def __init__(self, llama: Any, forget: int) -> None:
+        self.llama, self.past, self.forget = llama, 0, forget
+        self.batch = llama_cpp._internals.LlamaBatch(n_tokens=llama.n_batch, embd=0, n_seq_max=1, verbose=False)
+        llama._ctx.kv_cache_clear()
+
+    def logits(self, tokens: list[int]) -> Any:
+        found = []
+        for start in range(0, len(tokens), self.llama.n_batch):
+            part = tokens[start : start + self.llama.n_batch]
+            self.batch.set_batch(part, n_past=self.past, logits_all=True)
+            self.llama._ctx.decode(self.batch)
+            self.past += len(part)
+            rows = ctypes.cast(self.llama._ctx.get_logits(), ctypes.POINTER(ctypes.c_float))
+            found.append(np.ctypeslib.as_array(rows, shape=(len(part), self.llama.n_vocab())).copy())
+        if self.forget and self.past > self.forget:
+            self.llama._ctx.kv_cache_seq_rm(0, 0, self.past - self.forget)
+        return np.concatenate(found)
+
+    def cache_bytes(self) -> int:
+        return 0  # its log tells it
+
+
+def context(request: Mapping[str, Any], arm: Mapping[str, Any]) -> Any:
+    """One context of one arm: `type` of K and V, or `key_type` and `value_type`."""
+    size = max(len(w["tokens"]) for w in request["windows"])
+    types = {name: getattr(llama_cpp, f"GGML_TYPE_{arm.get(of) or arm.get('type', 'F16')}") for name, of in (("type_k", "key_type"), ("type_v", "value_type"))}
+    return llama_cpp.Llama(
+        request["model"], n_ctx=size, n_batch=size if arm.get("one_pass") else request["step"], n_ubatch=size if arm.get("one_pass") else request["step"],
+        flash_attn=True, n_gpu_layers=request.get("gpu_layers", 0), n_threads=request.get("threads"), verbose=False, **types,
+    )  # fmt: skip
+
+
+class OnePass:
+    """The whole window at once, given out step by step."""
+
+    def __init__(self, llama: Any, tokens: list[int]) -> None:
+        self.found, self.at = Stepwise(llama, 0).logits(tokens), 0
+
+    def logits(self, tokens: list[int]) -> Any:
+        self.at += len(tokens)
+        return self.found[self.at - len(tokens) : self.at]
+
+    def cache_bytes(self) -> int:
+        return 0
+
+
+def arms(request: Mapping[str, Any]) -> tuple[dict[str, Begin], dict[str, Any]]:
+    found: dict[str, Begin] = {}
+    for name, arm in request["arms"].items():
+        llama = context(request, arm)
+        found[name] = (lambda tokens, llama=llama: OnePass(llama, tokens)) if arm.get("one_pass") else (
+            lambda tokens, llama=llama, forget=arm.get("forget", 0): Stepwise(llama, forget)
+        )
+    return found, {"llama_cpp": llama_cpp.__version__}
+
+
+if __name__ == "__main__":
+    main(arms)
