@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from .core import baseline as stored
 from .core import builds
-from .core.canary import place
 from .core.evidence import Evidence, changes, gather
 from .core.gate import INVALID, Verdict
 from .core.plan import Block, GateSpec
@@ -67,9 +66,8 @@ def _judge_again(session: KvSession, block: Block, path: Path) -> dict[str, Any]
     known: dict[str, Evidence] = {}
     if session.settings.baselines_given:
         workloads = {row["scenario"]: row["workload"] for _, row, _ in rows if row["workload"]}
-        canary_on = place(m["canary"] for m, _, _ in rows)
         wanted = {t.scenario: workloads.get(str(t.scenario), "") for t in block.tasks}
-        known = _evidence(session, block, run.document["environments"][block.id], wanted, canary_on)
+        known = _evidence(session, block, run.document["environments"][block.id], wanted)
         gates = [g for g in block.gates if g.against]  # no baseline has a part in these
     known |= evidence(run, block, gates, session.rule, smoke=session.settings.profile == "smoke")
     found = judged(run, block, known, session.rule)
@@ -90,8 +88,7 @@ def _meter(session: KvSession, block: Block, path: Path) -> Any:
     environment = runner.environment(tuple(a for a in block.arms if not a.build))
     others = tuple(a for a in block.arms if a.build)
     other = runner.environment(others) if others else None
-    canary_on = place([runner.canary()])
-    evidence = _evidence(session, block, environment, {t.scenario: runner.workload(t.scenario) for t in block.tasks}, canary_on)
+    evidence = _evidence(session, block, environment, {t.scenario: runner.workload(t.scenario) for t in block.tasks})
     deadline = session.began + session.settings.budget_s if session.settings.budget_s else None
     return BlockMeter(
         block, runner, Orders.against(evidence, session.rule, deadline), environment=environment,
@@ -113,9 +110,7 @@ def _compared(session: KvSession, block: Block, plain: dict[str, Any], other: Ma
     return plain
 
 
-def _evidence(
-    session: KvSession, block: Block, environment: dict[str, Any], workloads: Mapping[Scenario, str], canary_on: str | None
-) -> dict[str, Evidence]:
+def _evidence(session: KvSession, block: Block, environment: dict[str, Any], workloads: Mapping[Scenario, str]) -> dict[str, Evidence]:
     """What each gate of a block is judged against, from the baselines."""
     s = session.settings
     doc, noise = session.document(block.framework, block.model), session.noise(block.framework, block.model)
@@ -125,7 +120,7 @@ def _evidence(
         attached = any(e["need"] == "attached" for e in session.stored_run.document["blocks"][block.id]["evidence"].values())
     found = {}
     for task in block.tasks:
-        now = stored.Current(environment=environment, workload=workloads[task.scenario], canary_on=canary_on)
+        now = stored.Current(environment=environment, workload=workloads[task.scenario])
         for gate in task.gates:
             found[gate.key] = gather(doc, gate, now, session.rule, record=record, smoke=smoke, noise=noise, attached=attached)
     return found

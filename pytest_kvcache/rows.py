@@ -49,7 +49,9 @@ def _cure(session: KvSession, found: dict[str, Any]) -> str | None:
     if found["verdict"] == IMPROVEMENT:
         return f"{rerecord(session)}   (stores the better level, so that losing it again is noticed)"
     stale = found["verdict"] == INVALID and found["reason"].startswith(MISMATCH)
-    if (found["verdict"] == NO_BASELINE or stale) and not session.settings.record:
+    if stale and session.settings.record != "all":
+        return f"{rerecord(session)}   (in place of what is stored of the other)"
+    if found["verdict"] == NO_BASELINE and not session.settings.record:
         return f"{command} --kv-record=missing"
     return None
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from .canary import side
 from .fingerprint import identity_differences
 from .gate import MIN_BASE_RUNS, Base, Rule
 from .metrics import Metric
@@ -22,7 +23,6 @@ class Current:
 
     environment: Mapping[str, Mapping[str, Any]]
     workload: str
-    canary_on: str | None = None
 
 
 def empty(gpu: str, framework: str, model: str) -> dict[str, Any]:
@@ -35,18 +35,6 @@ def by_session(runs: Sequence[Run], field: Callable[[Run], T]) -> tuple[tuple[T,
     for run in runs:
         grouped.setdefault(run["session"], []).append(field(run))
     return tuple(map(tuple, grouped.values()))
-
-
-def _times(runs: Sequence[Run], part: str) -> tuple[tuple[float, ...], ...]:
-    return by_session(runs, lambda run: float(run["canary"]["ms"][part]))
-
-
-def canary_of(runs: Sequence[Run], on: str | None) -> dict[str, tuple[tuple[float, ...], ...]]:
-    """What each part of the canary took beside each run; empty unless it is known of all and ran where it does now."""
-    if on is None or any(run.get("canary", {}).get("on") != on for run in runs):
-        return {}
-    parts = [part for part in runs[0]["canary"]["ms"] if all(part in run["canary"]["ms"] for run in runs)]
-    return {part: _times(runs, part) for part in parts}
 
 
 def _mismatch(doc: Mapping[str, Any], entry: Mapping[str, Any], metric: Metric, now: Current) -> str:
@@ -92,9 +80,10 @@ def lookup(doc: Mapping[str, Any], key: str, metric: Metric, now: Current) -> Ba
     if problem := _mismatch(doc, entry, metric, now):
         return Base(mismatch=problem)
     runs, others = of_cards(doc, entry["runs"], now.environment)
+    canary = side([run.get("canary") for run in runs])
     return Base(
         sessions=by_session(runs, lambda run: run["value"]), samples=by_session(runs, lambda run: int(run["n"])),
-        canary_ms=canary_of(runs, now.canary_on), unit=entry["unit"], better=entry["better"], definition=entry["definition"],
+        canary_on=canary.on or "", canary_ms=canary.ms, unit=entry["unit"], better=entry["better"], definition=entry["definition"],
         others=others, reference=bool(others) and len(runs) == len(entry["runs"]),
     )  # fmt: skip
 
@@ -115,9 +104,9 @@ def need(base: Base, rule: Rule, *, record: str | None, smoke: bool) -> str:
 
     `record` runs to store them, `judge` them, `report` one run without judging it (profile smoke), or `nothing`: there
     is no baseline to compare with, and measuring would only delay saying so. A usable baseline that is `incomplete` is judged
-    first: what is stored of this session depends on its verdict.
+    first: what is stored of this session depends on its verdict. A number of something else is not missing: only `all` replaces it.
     """
-    if record == "all" or (record == "missing" and not usable(base)):
+    if record == "all" or (record == "missing" and not usable(base) and not base.mismatch):
         return "record"
     if smoke:
         return "report"

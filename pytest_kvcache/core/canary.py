@@ -6,8 +6,9 @@ A reading is JSON-plain: `on`, where it ran (readings from elsewhere are not com
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from . import stats
@@ -28,10 +29,11 @@ class Part:
 PARTS: Mapping[str, Part] = {
     # In one state within a few per cent; between two states an engine's figures followed it by 0.33 (one machine).
     "memory": Part(words="memory traffic of the processors", noise=0.05, share=0.35),
-    # An engine bound by the one or by the other follows it in full.
-    "copy": Part(words="copies within the GPU", noise=0.015, share=1.0),
-    "arithmetic": Part(words="arithmetic of the GPU", noise=0.015, share=1.0),
+    # An engine bound by the one or by the other follows it in full. One card repeats itself within 0.2 %.
+    "copy": Part(words="copies within the GPU", noise=0.005, share=1.0),
+    "arithmetic": Part(words="arithmetic of the GPU", noise=0.005, share=1.0),
 }
+ANOTHER_MACHINE = math.log(2.5)  # states of one machine lay within 1.8 of each other; this excuses no verdict, it forbids one
 
 
 @dataclass(frozen=True)
@@ -48,30 +50,52 @@ class Shift:
 
     @property
     def words(self) -> str:
-        percent = 100 * math.expm1(self.change)
+        percent = 100 * math.expm1(min(self.change, 700.0))
         return f"the machine itself was in another state than at the baseline (canary: {PARTS[self.part].words} took {percent:+.1f} %)"
+
+
+@dataclass(frozen=True)
+class Side:
+    """Where the readings of one side were made (None: not in one place, or not beside every run), and what each part took (ms), run by
+    run."""
+
+    on: str | None = None
+    ms: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+    def log(self, part: str, runs: int | None = None) -> float:
+        return stats.mean([math.log(v) for v in self.ms[part][:runs]])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Canary:
-    """What each part took (ms) beside each run of the baseline and beside each new one; a time that is not known is None."""
+    """The readings beside the runs of a baseline and beside the new ones."""
 
-    old: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    new: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    old: Side = Side()
+    new: Side = Side()
+
+    @cached_property
+    def _before(self) -> dict[str, float]:
+        """The baseline's parts as logs; nothing where the two sides may not be compared."""
+        if self.old.on is None or self.old.on != self.new.on:
+            return {}
+        return {part: self.old.log(part) for part in PARTS if self.old.ms.get(part) and self.new.ms.get(part)}
 
     def shift(self, runs: int) -> Shift | None:
-        """The one that may have made the most, over the first `runs`; None within the noise. A part that is not known beside every run
-        tells nothing."""
-        shifts = (Shift(part, self._change(part, runs)) for part in PARTS if part in self.old and part in self.new)
-        beyond = [s for s in shifts if abs(s.change) > PARTS[s.part].noise]
-        return max(beyond, key=lambda s: s.allowance, default=None)
+        """The one that may have made the most, over the first `runs`; None within the noise, and where the sides may not be compared."""
+        shifts = [Shift(part, self.new.log(part, runs) - old) for part, old in self._before.items()]
+        return max((s for s in shifts if abs(s.change) > PARTS[s.part].noise), key=lambda s: s.allowance, default=None)
 
-    def _change(self, part: str, runs: int) -> float:
-        asked, old = self.new[part][:runs], self.old[part]
-        new = [v for v in asked if v]
-        if not old or not new or len(new) < len(asked):
-            return 0.0
-        return stats.mean([math.log(v) for v in new]) - stats.mean([math.log(v) for v in old])
+    def problem(self, runs: int) -> str:
+        """Why this is not the machine of the baseline; empty when it is."""
+        far = [s for part, old in self._before.items() if abs((s := Shift(part, self.new.log(part, runs) - old)).change) > ANOTHER_MACHINE]
+        return f"{far[0].words}: that is another machine" if far else ""
+
+    @property
+    def note(self) -> str:
+        """That the two sides cannot be compared, where the baseline has readings; empty otherwise."""
+        if self.old.on is None or self.old.on == self.new.on:
+            return ""
+        return f"judged without the canary: the baseline's ran on {self.old.on}, this one on {self.new.on or 'no one place'}"
 
 
 def around(before: Reading | None, after: Reading | None) -> dict[str, Any] | None:
@@ -82,15 +106,10 @@ def around(before: Reading | None, after: Reading | None) -> dict[str, Any] | No
     return {"on": before["on"], "ms": {p: round(math.sqrt(before["ms"][p] * after["ms"][p]), 4) for p in before["ms"] if p in shared}}
 
 
-def place(readings: Iterable[Reading | None]) -> str | None:
-    """Where they all ran; None when that is not one place."""
-    found = {r["on"] for r in readings if r}
-    return found.pop() if len(found) == 1 else None
-
-
-def by_part(readings: Sequence[Reading | None]) -> dict[str, tuple[float | None, ...]]:
-    """What each part took beside each run; nothing where the runs were not all in one place."""
-    if place(readings) is None:
-        return {}
-    parts = dict.fromkeys(part for r in readings if r for part in r["ms"])
-    return {part: tuple(r["ms"].get(part) if r else None for r in readings) for part in parts}
+def side(readings: Sequence[Reading | None]) -> Side:
+    """Of the readings beside some runs: those parts that every run has."""
+    known = [r for r in readings if r]
+    if not known or len(known) < len(readings) or len({r["on"] for r in known}) > 1:
+        return Side()
+    parts = [part for part in known[0]["ms"] if all(part in r["ms"] for r in known)]
+    return Side(known[0]["on"], {part: tuple(float(r["ms"][part]) for r in known) for part in parts})

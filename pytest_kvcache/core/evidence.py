@@ -95,8 +95,8 @@ def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _positive(value: Any) -> bool:
-    return (_whole(value) or isinstance(value, float)) and value > 0
+def _milliseconds(value: Any) -> bool:
+    return (_whole(value) or isinstance(value, float)) and 1e-300 <= value <= 1e300
 
 
 def _rows(value: Any, fits: Callable[[Any], bool]) -> bool:
@@ -110,7 +110,8 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "float": lambda v: (_whole(v) or isinstance(v, float)) and 0 <= v <= 10,
     "int": lambda v: _whole(v) and v >= 0,
     "tuple[tuple[float, ...], ...]": lambda v: _rows(v, lambda n: _whole(n) or isinstance(n, float)),
-    "Mapping[str, tuple[tuple[float, ...], ...]]": lambda v: isinstance(v, Mapping) and all(_rows(s, _positive) for s in v.values()),
+    "Mapping[str, Sequence[float]]": lambda v: isinstance(v, Mapping)
+    and all(isinstance(s, list | tuple) and s and all(map(_milliseconds, s)) for s in v.values()),
     "tuple[tuple[int, ...], ...]": lambda v: _rows(v, lambda n: _whole(n) and n >= 1),
 }
 

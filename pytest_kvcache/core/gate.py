@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from . import samples as requests
 from . import stats
-from .canary import Canary
+from .canary import Canary, Reading, Side, side
+from .lint import MOST_MARGIN
 from .physics import Limit
 from .rule import (
     IMPROVEMENT,
@@ -131,13 +132,13 @@ def too_few_samples(
 def judge(
     base: Base, new: Sequence[Any], *, better: str, margin: float, rule: Rule, unit: str = "", definition: str = "",
     samples: Sequence[int] = (), failed: int = 0, quantile: float | None = None, limit: Limit | None = None, floor: float = 0.0,
-    final: bool = False, canary_ms: Mapping[str, Sequence[float | None]] | None = None,
+    final: bool = False, canary: Sequence[Reading | None] = (),
 ) -> Verdict:  # fmt: skip
     """The verdict on all runs so far: takes each planned look in order and freezes at the first that decides.
 
     `new` has one value a run, in the order of the runs, of `unit` and `definition`; a baseline in another unit of the same
     dimension is converted. Beside each run stand `samples`, its requests (they count where the value is the quantile
-    `quantile` of them), and `canary_ms`, by part: where the machine was in another state, a verdict must stand with the share
+    `quantile` of them), and the readings of the `canary`: where the machine was in another state, a verdict must stand with the share
     of that change which an engine may follow against it (`core.canary`). `failed` requests are those above the allowance.
     `limit` is a physical bound on either side; a change below `floor`, in `unit`, is no loss. `final` says that no more runs
     will come (budget spent): the last complete look then counts as the last. `inconclusive` before that means "measure more".
@@ -154,8 +155,10 @@ def judge(
     first = rule.looks[0]
     if len(new) >= first and (few := too_few_samples(old, samples[:first], quantile=quantile, margin=margin, rule=rule, runs=new[:first])):
         return few
-    canary = Canary(old={part: [v for s in rows for v in s] for part, rows in base.canary_ms.items()}, new=canary_ms or {})
-    return _judge_runs(old, tuple(new), canary, better=better, margin=margin, floor=floor, rule=rule, final=final)
+    found = Canary(old=Side(base.canary_on or None, base.canary_ms), new=side(canary))
+    if problem := found.problem(len(new)):
+        return _invalid(problem, margin)
+    return _judge_runs(old, tuple(new), found, better=better, margin=margin, floor=floor, rule=rule, final=final)
 
 
 def _judge_runs(
@@ -172,8 +175,8 @@ def _judge_runs(
             baseline=level, more_runs=max(rule.looks[0] - len(new), 0) + max(MIN_BASE_RUNS - len(runs), 0),
         )  # fmt: skip
     wide = max(margin, floor / level)
-    if wide >= 1 and better == "higher":
-        return _invalid(f"a floor of {floor:g} is as large as the baseline itself: the gate could never fail", margin)
+    if floor and wide > MOST_MARGIN and better == "higher":
+        return _invalid(f"a floor of {floor:g} lets {100 * wide:.3g} % of the baseline be lost: the gate could hardly ever fail", margin)
     delta = stats.log_margin(wide, better)
     sides = Against(old, stats.worse_logs(new, better), delta, better, canary, unsteady([z for s in sessions for z in s]))
     look = look_by_look(sides, len(new), delta, rule, final=final)
@@ -211,8 +214,10 @@ def judge_paired(
             baseline_runs=old, value=geometric_mean(new), baseline=level, more_runs=rule.looks[0] - len(new),
         )  # fmt: skip
     wide = max(margin, floor / level)
-    if wide >= 1 and better == "higher":
-        return _invalid(f"a floor of {floor:g} is as large as the other arm's value: the gate could never fail", margin)
+    if floor and wide > MOST_MARGIN and better == "higher":
+        return _invalid(
+            f"a floor of {floor:g} lets {100 * wide:.3g} % of the other arm's value be lost: the gate could hardly ever fail", margin
+        )
     pairs = zip(stats.worse_logs(new, better), stats.worse_logs(old, better), strict=True)
     delta = -math.log(at_least) if at_least else stats.log_margin(wide, better)
     sides = Pairs([now - was for now, was in pairs], delta, better)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .canary import by_part
 from .evidence import Evidence, as_judged
 from .gate import (
     INCONCLUSIVE,
@@ -196,7 +195,7 @@ def _judged(gate: GateSpec, progress: Progress, orders: Orders, runs: list[dict[
     return judge(
         base, [m["metrics"][gate.metric] for m in runs], better=metric.better, margin=gate.margin, rule=orders.rule, unit=metric.unit,
         definition=metric.definition, samples=[m["requests"] for m in runs], quantile=quantile, limit=_limit(gate, progress, gate.arm),
-        floor=gate.floor, final=final, canary_ms=by_part([m["canary"] for m in runs]),
+        floor=gate.floor, final=final, canary=[m["canary"] for m in runs],
     )  # fmt: skip
 
 

@@ -7,7 +7,9 @@ hundreds of gates raise no false alarm.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from . import stats
@@ -63,9 +65,10 @@ class Sides(Protocol):
     def projected(self, e: stats.Estimate, runs: int) -> stats.Estimate:
         """As if there were `runs`, with the mean and the spread of those that `e` rests on."""
 
-    def weaken(self, word: str, reason: str, e: stats.Estimate) -> tuple[str, str, float]:
+    def weaken(self, word: str, reason: str, e: stats.Estimate, half: float, decided: Callable[[float], str]) -> tuple[str, str, float]:
         """A word and its reason where the runs themselves or the machine speak against it, and the log ratio above which a
-        margin must lie for a pass to stand with that (that of `e` where nothing speaks against it)."""
+        margin must lie for a pass to stand with that (that of `e` where nothing speaks against it). `half` is half the interval's width,
+        `decided` the word of this look had the log ratio been so much larger."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,12 +102,12 @@ def look_by_look(sides: Sides, runs: int, delta: float, rule: Rule, *, final: bo
         futile = rule.futility and not last and n in rule.looks[1:2] and delta / 2 < e.theta < delta
         if plain[0] == INCONCLUSIVE and n != looks[-1] and not futile:
             continue
-        word, reason, certain = sides.weaken(*plain, e)
+        word, reason, certain = sides.weaken(*plain, e, half, partial(_decided, e, half, delta, rule, last))
         if word != INCONCLUSIVE:
             break
         # More runs only help where their spread is what stands in the way.
         more = more_runs(sides, e, delta, rule, p_seq) if (word, reason) == plain else None
-        if futile and more is None:
+        if futile and more is None and (word, reason) == plain:
             reason = f"{FUTILE} within this profile's budget: the change lies between half the margin and the margin"
             break
     more = more if word == INCONCLUSIVE else None
@@ -112,6 +115,12 @@ def look_by_look(sides: Sides, runs: int, delta: float, rule: Rule, *, final: bo
     return Look(
         word=word, reason=reason, estimate=e, p_seq=min(1.0, p_seq), low=low, high=high, certain=max(high, certain), more_runs=more
     )  # fmt: skip
+
+
+def _decided(e: stats.Estimate, half: float, delta: float, rule: Rule, last: bool, by: float) -> str:
+    """The word of one look by itself, had its log ratio been larger by `by`."""
+    p = e.p_worse(min(delta, 0.0) - by) / rule.weight
+    return decide(e.theta + by, half, delta, p_seq=p, last=last)[0]
 
 
 def decide(theta: float, half: float, delta: float, *, p_seq: float, last: bool) -> tuple[str, str]:

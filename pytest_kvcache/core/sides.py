@@ -5,22 +5,23 @@ All values are logs oriented so that + is worse (`core.stats.worse_logs`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from . import stats
 from .canary import Canary
-from .rule import IMPROVEMENT, INCONCLUSIVE, PASS, REGRESSION
+from .rule import INCONCLUSIVE, PASS, REGRESSION
 from .steadiness import Unsteady, drift_note, noisier_note, outlier, unless_unsteady, unsteady
 
 
-def _unless_shifted(word: str, theta: float, delta: float, allowance: float) -> str:
-    """A verdict that the machine's own state could have made is none; nothing else changes."""
-    accused = word == REGRESSION and theta - allowance <= delta
-    excused = word in (PASS, IMPROVEMENT) and theta + allowance >= delta
-    if accused or excused:
-        return INCONCLUSIVE
-    return PASS if word == IMPROVEMENT and theta + allowance >= -delta else word
+def _unless_shifted(word: str, allowance: float, decided: Callable[[float], str]) -> str:
+    """A verdict that the machine's own state could have made is none: it must be decided alike with so much against it."""
+    if word == INCONCLUSIVE:
+        return word
+    against = decided(-allowance if word == REGRESSION else allowance)
+    if word == REGRESSION:
+        return word if against == REGRESSION else INCONCLUSIVE
+    return against if against in (PASS, word) else INCONCLUSIVE
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Against:
     def projected(self, e: stats.Estimate, runs: int) -> stats.Estimate:
         return stats.compare(self.old, *stats.mean_variance(self.new[: e.new_runs]), runs)
 
-    def weaken(self, word: str, reason: str, e: stats.Estimate) -> tuple[str, str, float]:
+    def weaken(self, word: str, reason: str, e: stats.Estimate, half: float, decided: Callable[[float], str]) -> tuple[str, str, float]:
         found, certain = unsteady(self.new[: e.new_runs]), e.theta
         if found or self.old_unsteady:
             best, worst = self._levels(e, found)
@@ -49,7 +50,7 @@ class Against:
                 reason = f"unstable: {self._unsteady_words(found)}"
         if shift := self.canary.shift(e.new_runs):
             before = word
-            word, certain = _unless_shifted(word, e.theta, self.delta, shift.allowance), max(certain, e.theta + shift.allowance)
+            word, certain = _unless_shifted(word, shift.allowance, decided), max(certain, e.theta + half + shift.allowance)
             if word == INCONCLUSIVE != before:
                 reason = f"{shift.words}: that alone may have made the change; measure again"
         return word, reason, certain
@@ -82,6 +83,7 @@ class Against:
             *drift_note(new, self.better),
             *noisier_note(stats.mean_variance(new)[1], runs, self.old),
             *((shift.words,) if shift else ()),
+            *((self.canary.note,) if self.canary.note else ()),
         )
 
 
@@ -99,7 +101,7 @@ class Pairs:
     def projected(self, e: stats.Estimate, runs: int) -> stats.Estimate:
         return stats.compare_pairs(*stats.mean_variance(self.ratios[: e.new_runs]), runs)
 
-    def weaken(self, word: str, reason: str, e: stats.Estimate) -> tuple[str, str, float]:
+    def weaken(self, word: str, reason: str, e: stats.Estimate, half: float, decided: Callable[[float], str]) -> tuple[str, str, float]:
         found = unsteady(self.ratios[: e.new_runs])
         if found is None:
             return word, reason, e.theta

@@ -19,7 +19,7 @@ FEW_SAMPLES = "too few samples: "
 @dataclass(frozen=True, kw_only=True)
 class Base:
     """A stored number as the gate needs it: runs by session, and beside each its requests (`samples`) and what each part of the canary
-    took.
+    took, where that ran (`canary_on`; empty where it is not known of all).
 
     `unit`, `better` and `definition` are what it was stored as; an empty `better` is not known.
     `missing` says why there is none, `mismatch` why it is of something else and must not be compared. `others` are the stored
@@ -30,7 +30,8 @@ class Base:
     sessions: tuple[tuple[float, ...], ...] = ()
     unit: str = ""
     definition: str = ""
-    canary_ms: Mapping[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)
+    canary_on: str = ""
+    canary_ms: Mapping[str, Sequence[float]] = field(default_factory=dict)
     missing: str = ""
     mismatch: str = ""
     better: str = ""

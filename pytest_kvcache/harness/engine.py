@@ -7,8 +7,8 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,9 @@ from .server import Server, serve
 from .turns import in_turns
 
 QUIET_S = 1.0  # how long the machine must be quiet before a server is started
+QUIET_HOLDS_S = 3.0  # from the canary to the start that follows it
 QUIET_PATIENCE_S = 15.0
-START_TIMEOUT_S = {"cpu": 180.0, "gpu": 900.0}
+START_TIMEOUT_S = {"cpu": 300.0, "gpu": 900.0}  # vLLM took 180 s the first time on two cores, 60 s later
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,20 +117,38 @@ def own_folder(framework: Framework, launch: Launch) -> Iterator[None]:
 
 # Commands that start the engine where neither our variables nor our files are, unless they are told to pass them on.
 ELSEWHERE = {"docker", "podman", "nerdctl", "kubectl", "ssh", "srun", "enroot", "apptainer", "singularity"}
+# Commands that start another one, which their arguments name.
+SHELLS = {"sh", "bash", "dash", "zsh"}
+STARTERS = SHELLS | {"sudo", "doas", "env", "nice", "ionice", "chrt", "taskset", "numactl", "timeout", "stdbuf", "setsid", "nohup", "time"}
 
 
 def check_command(framework: Framework, launch: Launch) -> None:
     """UserError when a command of the user's own would not pass on what an arm is told by: a variable, or a file."""
-    words, name = launch.command, f"kv_command_{framework.name}"
-    if not ELSEWHERE & {Path(w).name for w in words[:2]}:
-        return
+    words, name = " ".join(launch.command).split(), f"kv_command_{framework.name}"  # `docker run ...` of `sh -c` is one word
+    programs = [Path(w).name for w in words]
+    elsewhere = bool(ELSEWHERE & set(programs if {*programs[:1]} & STARTERS else programs[:2]))
     plain = framework.environ(replace(launch, arm=Arm(), log_level=""))  # what only says again where to listen is no matter there
-    for variable in (name for name, value in framework.environ(launch).items() if plain.get(name) != value):
-        if not any(re.search(rf"(?<!\w){variable}(?!\w)", w) for w in words):
-            raise UserError(f"arm {launch.arm.name}: {framework.name} is told it by the variable {variable}; add `-e {variable}` to {name}")
+    for variable, value in framework.environ(launch).items():
+        if plain.get(variable) != value and (cure := _not_passed_on(variable, value, words, elsewhere)):
+            raise UserError(f"arm {launch.arm.name}: {framework.name} is told it by the variable {variable}; {cure} in {name}")
     home = tempfile.gettempdir()
-    if (framework.files(launch) or launch.arm.disk_offload_gib) and not any(home in w for w in words):
+    if elsewhere and (framework.files(launch) or launch.arm.disk_offload_gib) and not any(home in w for w in words):
         raise UserError(f"{framework.name} reads a file below {home}; mount it in {name}: -v {home}:{home}")
+
+
+def _not_passed_on(variable: str, value: str, words: Sequence[str], elsewhere: bool) -> str:
+    """What cures a command that starts the engine with another value of a variable than ours; empty when it does not."""
+    found = (re.search(rf"(?:^-e|^|\W){variable}(?:=[\"']*(.*?))?[\"']*$", w) for w in words)
+    said = [f[1] for f in found if f]  # None where the variable is passed on by its name
+    programs = {Path(w).name for w in words}
+    ours = {None, value, *((f"${variable}", f"${{{variable}}}") if SHELLS & programs else ())}
+    if elsewhere and not said:
+        return f"add `-e {variable}`"
+    if fixed := [s for s in said if s not in ours]:
+        return f"it is to be {value}, and is set to {fixed[0]!r}: " + (f"write `-e {variable}`" if elsewhere else "leave that out")
+    if "sudo" in programs and value not in said and not any(re.fullmatch(r"-[AbHknPS]*E[AbHknPS]*|--preserve-env\S*", w) for w in words):
+        return "sudo does not pass it on: write `sudo -E`"
+    return ""
 
 
 class EngineRunner:
@@ -139,7 +158,7 @@ class EngineRunner:
         self.spec, self.session_id, self.logs, self.say = spec, session_id, logs, say
         self.weights = weights.locate(spec.model, spec.framework, spec.python, say)
         self.words = single_token_words(self.weights.tokenizer)
-        self._no_canary = False
+        self._no_canary, self._quiet_until = False, 0.0
 
     def launch(self, arm: Arm) -> Launch:
         port, serve_args = split_port(self.spec.serve_args)
@@ -171,6 +190,7 @@ class EngineRunner:
             argv=tuple(self.spec.framework.argv(launch)),
             gpu_key=self.spec.gpu.key,
             env=self._env(launch),
+            tp=self.spec.tp,
         )
         asked = {f"arm:{a.name}": json_hash(a.asked()) for a in arms if a.asked()}
         parallel = {"tp": self.spec.tp} if self.spec.tp > 1 else {}
@@ -183,11 +203,14 @@ class EngineRunner:
         An engine whose threads wait for each other runs many times slower beside one busy process: starting it would
         take minutes and prove nothing.
         """
+        if time.monotonic() < self._quiet_until:
+            return
         give_up, told = time.monotonic() + QUIET_PATIENCE_S, False
         while True:
             with LoadWatch(device=self.spec.gpu.kind, cards=cards) as watch:
                 time.sleep(QUIET_S)
             if not (problem := load_problem(watch.seen)):
+                self._quiet_until = time.monotonic() + QUIET_HOLDS_S
                 return
             if not told:
                 self.say(f"  waiting for the machine to be quiet, at most {QUIET_PATIENCE_S:.0f} s: {problem}")
@@ -196,15 +219,22 @@ class EngineRunner:
                 raise Spoiled(problem, watch.seen)
 
     def canary(self) -> Reading | None:
-        """The state of what the engine computes on; why there is none is said once."""
-        if self.spec.gpu.kind == "cpu":
-            return canary()
-        env = os.environ | dict(self.spec.framework.env)
+        """The state of what the engine computes on, once nobody else does; None where it stays busy. Why a GPU has none is said once."""
+        on_a_gpu, env = self.spec.gpu.kind == "gpu", os.environ | dict(self.spec.framework.env)
+        try:
+            with cards(env, self.spec.tp) if on_a_gpu else nullcontext() as gpus:
+                self._wait_for_quiet(gpus)
+            return self._gpu_canary(env) if on_a_gpu else canary()
+        except (Spoiled, UserError):  # the start that follows meets the same, and says so
+            return None
+
+    def _gpu_canary(self, env: Mapping[str, str]) -> Reading | None:
+        if self._no_canary:  # asking again would cost its time limit again
+            return None
         try:
             return gpu_canary(env, gpus_in_use(env)[0], self.spec.tp)
         except NoCanary as e:
-            if not self._no_canary:
-                self.say(f"  the GPU's own state is not known (no canary: {e}): verdicts do without it")
+            self.say(f"  the GPU's own state is not known (no canary: {e}): verdicts do without it")
             self._no_canary = True
             return None
 

@@ -44,16 +44,17 @@ def fingerprint(
     argv: tuple[str, ...],
     gpu_key: str,
     env: Mapping[str, str] | None = None,
+    tp: int = 1,
 ) -> dict[str, Any]:
     """Where and with what a server is measured: `identity` must match, `subject` may vary, `context` is only shown.
 
     `python` is the framework's own interpreter, `argv` its command line, `env` its environment (default: ours).
-    `distributions` are the framework and what it depends on, itself first.
+    `distributions` are the framework and what it depends on, itself first. Of the GPUs that it is given, it uses the first `tp`.
     """
     asked = installed(python)
     env = os.environ if env is None else env
     home, tmp = os.path.expanduser("~"), tempfile.gettempdir()
-    identity, gpu_subject, gpu_context = _cpu_parts() if gpu_key == "cpu" else _gpu_parts(env)
+    identity, gpu_subject, gpu_context = _cpu_parts() if gpu_key == "cpu" else _gpu_parts(env, tp)
     subject = {
         **_cpu_limits(),
         **_settings(),
@@ -109,9 +110,9 @@ def _cpu_parts() -> Parts:
     return cpu_identity(_read("/proc/cpuinfo") or ""), {}, {}
 
 
-def _gpu_parts(env: Mapping[str, str]) -> Parts:
+def _gpu_parts(env: Mapping[str, str], count: int) -> Parts:
     """On a GPU the processors are no identity, but what a move to another host varies."""
-    identity, subject, context = gpu_parts(env)
+    identity, subject, context = gpu_parts(env, count)
     cpu = cpu_identity(_read("/proc/cpuinfo") or "")
     return identity, {**subject, "cpu": cpu["gpu"], "cpu_id": cpu.get("cpu_id")}, context
 

@@ -1,8 +1,8 @@
 """The canary of a GPU: a fixed copy and a fixed piece of arithmetic on each card, without any framework, in a process of its own.
 
 Only the driver is asked (CUDA Driver API reference: "Execution Control", "Event Management", "Memory Management"), with a kernel in PTX
-that the driver itself compiles: no upgrade of a framework or of its libraries changes the work. One of the driver or of the card's
-firmware may, and is what is to be judged then: readings under another are not compared.
+that the driver itself compiles: no upgrade of a framework or of its libraries changes the work. One of the driver, of the card's firmware
+or of its settings may, and is what is to be judged then: readings under another are not compared.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from statistics import median
 from typing import Any
 
 LIMIT_S = 60.0
+UNDER = ("driver", "cuda_driver", "vbios", "ecc", "clock_application_mhz", "memory_clock_application_mhz")  # as `harness.nvml` names them
 WARM_S, ROUNDS = 0.6, 15  # an idle card's clocks need some tenths of a second to rise
 BUFFER_BYTES, COPIES = 2**29, 8  # beyond any cache
 BLOCKS_PER_SM, THREADS, TURNS = 8, 256, 40_000
@@ -51,24 +53,44 @@ class NoCanary(Exception):
 def gpu_canary(env: Mapping[str, str], under: Mapping[str, Any], count: int = 1) -> dict[str, Any]:
     """See `core.canary`, of the first `count` cards of a server with this environment, of which the slowest counts; NoCanary, with the
     reason."""
+    said, failed = _asked([sys.executable, "-I", __file__, str(count)], env)
+    if failed:
+        raise NoCanary(failed)
     try:
-        done = subprocess.run(
-            [sys.executable, "-I", __file__, str(count)], env=dict(env), capture_output=True, text=True, timeout=LIMIT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as e:
-        raise NoCanary(str(e)) from e
-    if done.returncode:
-        raise NoCanary(next(iter(done.stderr.strip().splitlines()[-1:]), f"exit code {done.returncode}"))
+        return slowest(json.loads(said), under)
+    except (ValueError, KeyError, TypeError) as e:
+        raise NoCanary(f"no readings but {said[:60]!r}") from e
+
+
+def _asked(argv: list[str], env: Mapping[str, str]) -> tuple[str, str]:
+    """What the child says, or why it says nothing. One that a driver holds cannot be waited for, not even once it is killed."""
+    pipe = subprocess.PIPE
     try:
-        return slowest(json.loads(done.stdout), under)
-    except ValueError as e:
-        raise NoCanary(f"no readings but {done.stdout[:60]!r}") from e
+        child = subprocess.Popen(
+            argv, env=dict(env), stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, encoding="utf-8", errors="replace",
+            start_new_session=True,
+        )  # fmt: skip
+    except OSError as e:
+        return "", str(e)
+    try:
+        said, error = child.communicate(timeout=LIMIT_S)
+    except BaseException as e:
+        child.kill()
+        with suppress(subprocess.TimeoutExpired):
+            child.communicate(timeout=1)
+        if isinstance(e, subprocess.TimeoutExpired):
+            return "", f"timed out after {LIMIT_S:g} s"
+        raise
+    return said, next(iter(error.strip().splitlines()[-1:]), f"exit code {child.returncode}") if child.returncode else ""
 
 
 def slowest(cards: Sequence[Mapping[str, Any]], under: Mapping[str, Any]) -> dict[str, Any]:
-    """One reading of `uuid` and the rounds (ms) of each part, by card, made `under` a driver and a firmware (`harness.nvml`)."""
+    """One reading of `uuid` and the rounds (ms) of each part, by card, made `under` a driver, a firmware and settings; ValueError
+    where a time is none."""
     parts = {name: max(median(card[name]) for card in cards) for name in ("copy", "arithmetic")}
-    words = [card["uuid"] for card in cards] + [f"{name} {under[name]}" for name in ("driver", "vbios") if under.get(name)]
+    if not all(0.001 < ms < 1e6 for ms in parts.values()):
+        raise ValueError(parts)
+    words = sorted(card["uuid"] for card in cards) + [f"{name} {under[name]}" for name in UNDER if under.get(name)]
     return {"on": ", ".join(words), "ms": {name: round(ms, 4) for name, ms in parts.items()}}
 
 
@@ -103,7 +125,7 @@ def card(cuda: Driver, index: int) -> dict[str, Any]:
     """`uuid` of a card that CUDA shows, and the `copy` and `arithmetic` rounds in ms."""
     device = cuda.integer("cuDeviceGet", index)
     name = (ctypes.c_ubyte * 16)()
-    cuda("cuDeviceGetUuid", name, device)
+    cuda("cuDeviceGetUuid_v2", name, device)  # of a slice its own, where the older call names the card
     cuda("cuCtxSetCurrent", cuda.handle("cuDevicePrimaryCtxRetain", device))
     source, target = (cuda.handle("cuMemAlloc_v2", ctypes.c_size_t(BUFFER_BYTES)) for _ in range(2))
     cuda("cuMemsetD8_v2", source, ctypes.c_ubyte(0xA5), ctypes.c_size_t(BUFFER_BYTES))

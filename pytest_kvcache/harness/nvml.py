@@ -245,9 +245,9 @@ def gpus_in_use(env: Mapping[str, str]) -> list[cards.Device]:
     raise UserError(f"{why} leaves no GPU visible; {'set CUDA_VISIBLE_DEVICES to' if chosen is None else 'unset it or name'} one of {here}")
 
 
-def gpu_parts(env: Mapping[str, str]) -> Parts:
-    """Identity, subject and context of the cards in use; a value once when all cards agree."""
-    used = gpus_in_use(env)
+def gpu_parts(env: Mapping[str, str], count: int | None = None) -> Parts:
+    """Identity, subject and context of the first `count` cards in use; a value once when all cards agree."""
+    used = gpus_in_use(env)[:count]
     models = dict.fromkeys(cards.split_mig(str(d["name"]))[0] for d in used if "name" in d)
     limits = cards.joined(d.get("power_limit_w") for d in used)  # another one is another card, as far as speed goes
     identity = {"gpu": " + ".join(models) or None, "mig": cards.joined(d.get("mig") for d in used), "gpu_power_limit_w": limits}

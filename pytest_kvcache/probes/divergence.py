@@ -1,7 +1,7 @@
 """Two models' logits on the same tokens, row by row: negative log-likelihoods, KL divergence of the whole vocabulary, equal top tokens.
 
-Runs in an engine's interpreter; needs numpy only. Sums over a vocabulary are made in float64: a divergence of 1e-6 nats is the difference of
-50,000 terms of float32.
+Runs in an engine's interpreter; needs numpy only. Sums over a vocabulary are made in float64: a divergence of 1e-6 nats is the difference
+of 50,000 terms of float32.
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ import llama_cpp
 import numpy as np
 from lockstep import Begin, main
 
+TYPES = {"type_k": "key_type", "type_v": "value_type"}
+
 
 class Stepwise:
     """A window through a context whose cache was emptied. `forget`: all but the newest so many tokens are dropped after each step, as a
@@ -48,10 +50,11 @@ class Stepwise:
 def context(request: Mapping[str, Any], arm: Mapping[str, Any]) -> Any:
     """One context of one arm: `type` of K and V, or `key_type` and `value_type`."""
     size = max(len(w["tokens"]) for w in request["windows"])
-    types = {name: getattr(llama_cpp, f"GGML_TYPE_{arm.get(of) or arm.get('type', 'F16')}") for name, of in (("type_k", "key_type"), ("type_v", "value_type"))}
+    step = size if arm.get("one_pass") else request["step"]
+    types = {of: getattr(llama_cpp, f"GGML_TYPE_{arm.get(name) or arm.get('type', 'F16')}") for of, name in TYPES.items()}
     return llama_cpp.Llama(
-        request["model"], n_ctx=size, n_batch=size if arm.get("one_pass") else request["step"], n_ubatch=size if arm.get("one_pass") else request["step"],
-        flash_attn=True, n_gpu_layers=request.get("gpu_layers", 0), n_threads=request.get("threads"), verbose=False, **types,
+        request["model"], n_ctx=size, n_batch=step, n_ubatch=step, flash_attn=True, n_gpu_layers=request.get("gpu_layers", 0),
+        n_threads=request.get("threads"), verbose=False, **types,
     )  # fmt: skip
 
 
@@ -69,14 +72,14 @@ class OnePass:
         return 0
 
 
+def begin_of(llama: Any, arm: Mapping[str, Any]) -> Begin:
+    if arm.get("one_pass"):
+        return lambda tokens: OnePass(llama, tokens)
+    return lambda tokens: Stepwise(llama, arm.get("forget", 0))
+
+
 def arms(request: Mapping[str, Any]) -> tuple[dict[str, Begin], dict[str, Any]]:
-    found: dict[str, Begin] = {}
-    for name, arm in request["arms"].items():
-        llama = context(request, arm)
-        found[name] = (lambda tokens, llama=llama: OnePass(llama, tokens)) if arm.get("one_pass") else (
-            lambda tokens, llama=llama, forget=arm.get("forget", 0): Stepwise(llama, forget)
-        )
-    return found, {"llama_cpp": llama_cpp.__version__}
+    return {name: begin_of(context(request, arm), arm) for name, arm in request["arms"].items()}, {"llama_cpp": llama_cpp.__version__}
 
 
 if __name__ == "__main__":

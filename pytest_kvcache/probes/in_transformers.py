@@ -79,7 +79,11 @@ def begin_of(model: Any, arm: Mapping[str, Any], step: int) -> Begin:
 def arms(request: Mapping[str, Any]) -> tuple[dict[str, Begin], dict[str, Any]]:
     torch.set_grad_enabled(False)
     device = request.get("device", "cpu")
-    model = transformers.AutoModelForCausalLM.from_pretrained(request["model"], dtype=DTYPES[request.get("dtype", "bfloat16")]).to(device).eval()
+    model = (
+        transformers.AutoModelForCausalLM.from_pretrained(request["model"], dtype=DTYPES[request.get("dtype", "bfloat16")])
+        .to(device)
+        .eval()
+    )
     about = {"transformers": transformers.__version__, "torch": torch.__version__, "attention": model.config._attn_implementation}
     return {name: begin_of(model, arm, request["step"]) for name, arm in request["arms"].items()}, about
 

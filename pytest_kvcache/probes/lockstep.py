@@ -1,8 +1,8 @@
 """Walks a text through several caches side by side, a step at a time, so that no logits need be kept: one step of each is all there is.
 
-Runs in an engine's interpreter. A request is JSON: `windows` (`tokens`, `first`), `step`, `arms` by name with what each asks for, `reference`
-(the arm that the others are compared with), `model`, and what the engine's script needs beside these. The answer is an .npz: for each arm
-`nll`, `kld` and `same` of every scored token, `chunk` (the window of each), and `told`, JSON of seconds, versions and sizes.
+Runs in an engine's interpreter. A request is JSON: `windows` (`tokens`, `first`), `step`, `arms` by name with what each asks for,
+`reference` (the arm that the others are compared with), `model`, and what the engine's script needs beside these. The answer is an .npz:
+for each arm `nll`, `kld` and `same` of every scored token, `chunk` (the window of each), and `told`, JSON of seconds, versions and sizes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """Stored numbers: found only for the same thing, never pruned, replaced with their history."""
 
+import copy
 import dataclasses
 
 import pytest
@@ -50,12 +51,16 @@ def test_what_was_stored_is_found_by_session(doc):
     assert stored.lookup(doc, KEY, METRIC, current()).sessions == ((1.0, 2.0), (4.0, 5.0))
 
 
-def test_the_canary_counts_only_when_it_is_known_of_all_runs_and_run_where_it_does_now(doc):
-    now = stored.Current(environment=environment(), workload="w", canary_on="2 cores")
-    assert stored.lookup(doc, KEY, METRIC, now).canary_ms == {"memory": ((10.0, 10.0),)}
-    assert stored.lookup(doc, KEY, METRIC, stored.Current(environment=environment(), workload="w", canary_on="4 cores")).canary_ms == {}
+def test_the_canary_counts_only_when_it_is_known_of_all_runs_and_of_one_place(doc):
+    now = stored.Current(environment=environment(), workload="w")
+    found = stored.lookup(doc, KEY, METRIC, now)
+    assert (found.canary_on, found.canary_ms) == ("2 cores", {"memory": (10.0, 10.0)})
+    other = copy.deepcopy(doc)
+    other["entries"][KEY]["runs"][0]["canary"]["on"] = "4 cores"
+    assert stored.lookup(other, KEY, METRIC, now).canary_on == ""
     del doc["entries"][KEY]["runs"][0]["canary"]
-    assert stored.lookup(doc, KEY, METRIC, now).canary_ms == {}
+    found = stored.lookup(doc, KEY, METRIC, now)
+    assert (found.canary_on, found.canary_ms) == ("", {})
 
 
 def test_merging_prunes_nothing_and_leaves_the_old_document_alone(doc):
@@ -103,7 +108,7 @@ def test_what_a_gate_needs():
         (none, cpu, None, False, "nothing"), (none, cpu, "missing", False, "record"), (five, cpu, "missing", False, "judge"),
         (five, cpu, "all", False, "record"), (five, cpu, None, False, "judge"), (two, gpu, None, False, "nothing"),
         (two, gpu, "missing", False, "record"), (ten, gpu, "missing", False, "judge"), (none, cpu, None, True, "report"),
-        (five, cpu, None, True, "report"), (stored.Base(mismatch="x"), cpu, "missing", False, "record"),
+        (five, cpu, None, True, "report"), (stored.Base(mismatch="x"), cpu, "missing", False, "nothing"), (stored.Base(mismatch="x"), cpu, "all", False, "record"),
         (six, gpu, "missing", False, "judge"), (six, gpu, "missing", True, "report"), (six, gpu, "all", False, "record"),
         (two, gpu, "missing", True, "record"), (stored.Base(mismatch="x"), gpu, None, False, "nothing"),
     ]:  # fmt: skip

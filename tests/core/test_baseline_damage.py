@@ -39,7 +39,7 @@ HERE = {
     "identity": {"gpu": "Test card", "model_sha": "1f"}, "subject": {"driver": "1", "server_argv": ["serve", "--port", "1"]},
     "context": {"gpu_uuids": ["GPU-here"], "host": "h"},
 }  # fmt: skip
-NOW = stored.Current(environment=HERE, workload="w", canary_on="2 cores")
+NOW = stored.Current(environment=HERE, workload="w")
 TIMES = {"as stored": 1.0, "worse": 1.4, "better": 0.6}  # by which a session's runs are worse
 NOISE = (0.0, 0.004, -0.003, 0.002, -0.004, 0.001, 0.003, -0.002, 0.0, 0.004, -0.001, -0.004)
 

@@ -76,14 +76,18 @@ def test_fifty_percent_on_a_noisy_cpu_is_a_regression_at_the_first_look():
     assert len(found.runs) == 3
 
 
+def beside(times, part="memory"):
+    return [{"on": "2 cores", "ms": {part: ms}} for ms in times]
+
+
 @pytest.mark.parametrize(("factor", "canary", "word"), [
     (1.3, 6.0, REGRESSION), (1.3, 11.0, INCONCLUSIVE), (1.3, 3.3, INCONCLUSIVE), (1.5, 11.0, REGRESSION), (1.0, 6.0, PASS),
     (1.0, 7.0, PASS), (1.0, 11.0, INCONCLUSIVE), (0.8, 11.0, PASS), (0.5, 11.0, IMPROVEMENT),
 ])  # fmt: skip
 def test_a_machine_in_another_state_neither_accuses_nor_excuses(factor, canary, word):
-    stored = Base(sessions=((1.0, 1.01, 0.99, 1.005, 0.995),), canary_ms={"memory": ((6.0, 6.1, 5.9, 6.0, 6.0),)})
+    stored = Base(sessions=((1.0, 1.01, 0.99, 1.005, 0.995),), canary_on="2 cores", canary_ms={"memory": (6.0, 6.1, 5.9, 6.0, 6.0)})
     new = [factor * v for v in (1.0, 1.01, 0.99, 1.0, 1.005)]
-    found = judge(stored, new, better="lower", margin=0.15, rule=RULES["cpu"], canary_ms={"memory": [canary] * 5})
+    found = judge(stored, new, better="lower", margin=0.15, rule=RULES["cpu"], canary=beside([canary] * 5))
     assert found.verdict == word
     assert bool(found.notes) == (canary != 6.0)
 
@@ -91,12 +95,12 @@ def test_a_machine_in_another_state_neither_accuses_nor_excuses(factor, canary, 
 def test_the_canary_within_its_own_noise_changes_nothing():
     base, new = (1.0, 1.01, 0.99, 1.005, 0.995), [1.0, 1.01, 1.0]
     still = judge(
-        Base(sessions=(base,), canary_ms={"memory": ((6.0, 6.1, 6.0, 5.95, 6.05),)}),
+        Base(sessions=(base,), canary_on="2 cores", canary_ms={"memory": (6.0, 6.1, 6.0, 5.95, 6.05)}),
         new,
         better="lower",
         margin=0.15,
         rule=RULES["cpu"],
-        canary_ms={"memory": [6.1, 6.0, 6.0]},
+        canary=beside([6.1, 6.0, 6.0]),
     )
     assert still == judge(Base(sessions=(base,)), new, better="lower", margin=0.15, rule=RULES["cpu"])
 
@@ -109,16 +113,21 @@ def test_the_canary_within_its_own_noise_changes_nothing():
     st.sampled_from(list(PARTS)),
 )
 def test_a_canary_only_ever_weakens_a_verdict(base, new, better, canary, part):
-    stored = Base(sessions=(tuple(base),), canary_ms={part: (tuple(canary[: len(base)]),)})
-    with_it = judge(stored, new[:3], better=better, margin=0.05, rule=RULES["gpu"], final=True, canary_ms={part: canary[12:15]})
+    stored = Base(sessions=(tuple(base),), canary_on="2 cores", canary_ms={part: canary[: len(base)]})
+    with_it = judge(stored, new[:3], better=better, margin=0.05, rule=RULES["gpu"], final=True, canary=beside(canary[12:15], part))
     without = verdict(base, new[:3], better)
+    if with_it.reason.endswith("that is another machine"):
+        assert with_it.verdict == INVALID
+        return
     assert with_it.verdict in (without.verdict, INCONCLUSIVE, *([PASS] if without.verdict == IMPROVEMENT else []))
     assert (with_it.change, with_it.low, with_it.high, with_it.p_seq) == (without.change, without.low, without.high, without.p_seq)
 
 
 def test_a_canary_missing_beside_one_run_is_no_canary():
-    stored = Base(sessions=((1.0, 1.01, 0.99, 1.005, 0.995),), canary_ms={"memory": ((6.0,) * 5,)})
-    found = judge(stored, [1.3, 1.31, 1.29], better="lower", margin=0.15, rule=RULES["cpu"], canary_ms={"memory": [11.0, None, 11.0]})
+    stored = Base(sessions=((1.0, 1.01, 0.99, 1.005, 0.995),), canary_on="2 cores", canary_ms={"memory": (6.0,) * 5})
+    found = judge(
+        stored, [1.3, 1.31, 1.29], better="lower", margin=0.15, rule=RULES["cpu"], canary=[*beside([11.0]), None, *beside([11.0])]
+    )
     assert found.verdict == REGRESSION
 
 

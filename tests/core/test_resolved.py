@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_kvcache.core.fingerprint import differences
-from pytest_kvcache.core.resolved import noted, resolved
+from pytest_kvcache.core.resolved import not_applied, noted, resolved
+from pytest_kvcache.core.spec import Arm
 from pytest_kvcache.frameworks import vllm
 from pytest_kvcache.frameworks.transformers import TRANSFORMERS
 
@@ -61,7 +62,8 @@ INFO 01-30 03:19:14 kv_cache_utils.py:398] Maximum concurrency for 2048 tokens p
             VLLM_0_32_CPU + VLLM_0_32_PAGE,
             {
                 "max_model_len": 8192, "version": "0.32.0", "dtype": "bfloat16", "quantization": "None", "eager": True, "kv_dtype": "auto",
-                "cudagraph_mode": "NONE", "prefix_caching": True, "kv_tokens": 46592, "kv_blocks": 364, "block_size": 128,
+                "cudagraph_mode": "NONE", "prefix_caching": True, "chunked_prefill": True, "kv_tokens": 46592, "kv_blocks": 364,
+                "block_size": 128,
             },
         ),
         (
@@ -118,6 +120,56 @@ ONE_BY_ONE = "[transformers] [Request received] Model: /models/m, CB: False\n"
 )
 def test_what_transformers_says(text, found):
     assert resolved(text, TRANSFORMERS.resolved) == found
+
+
+@pytest.mark.parametrize(("asked", "found", "said"), [
+    ({"kv_dtype": "fp8"}, {"kv_dtype_not_applied": "auto"}, "kv_dtype='fp8' was not applied: the server fell back to auto"),
+    ({"kv_dtype": "fp8"}, {"kv_dtype": "auto"}, "kv_dtype='fp8' was not applied: the server says kv dtype auto"),
+    ({"weight_dtype": "float16"}, {"dtype": "bfloat16"}, "weight_dtype='float16' was not applied: the server says dtype bfloat16"),
+    ({"quantization": "fp8"}, {"quantization": "None"}, "quantization='fp8' was not applied: the server says quantization None"),
+    ({"block_size": 32}, {"block_size": 16}, "block_size=32 was not applied: the server says block size 16"),
+    ({"max_requests": 8}, {"max_requests": 256}, "max_requests=8 was not applied: the server says max requests 256"),
+    ({"max_batched_tokens": 512}, {"max_batched_tokens": 8192}, "max_batched_tokens=512 was not applied"),
+    ({"max_batched_tokens": 512}, {"chunked_prefill_size": 8192}, "max_batched_tokens=512 was not applied: the server says chunked prefill size 8192"),
+    *(({"prefix_cache": True}, {"prefix_caching": off}, "prefix_cache=True was not applied") for off in (False, "false", 0, "disabled")),
+    *(({"prefix_cache": False}, {"prefix_caching": on}, "prefix_cache=False was not applied") for on in (True, "true", 1, "enabled")),
+    ({"chunked_prefill": False}, {"chunked_prefill": True}, "chunked_prefill=False was not applied: the server says chunked prefill True"),
+    ({"chunked_prefill": False}, {"chunked_prefill_size": 8192}, "chunked_prefill=False was not applied"),
+    ({"chunked_prefill": True}, {"chunked_prefill_size": "-1"}, "chunked_prefill=True was not applied"),
+    ({"context": 1024}, {"max_model_len": 8192}, "context=1024 was not applied: the server says max model len 8192"),
+    ({"context": 8192}, {"max_model_len": 4096}, "context=8192 was not applied"),
+])  # fmt: skip
+def test_what_a_server_denies_that_an_arm_asks_for_was_not_applied(asked, found, said):
+    assert not_applied(found, Arm(**asked)).startswith(said)
+    assert not_applied(found, Arm()) == "", "where it is not asked for it is the framework's own choice"
+
+
+@pytest.mark.parametrize(("asked", "found"), [
+    ({"kv_dtype": "int8"}, {"kv_dtype": "int8_per_token_head"}), ({"kv_dtype": "fp8"}, {"kv_dtype": "fp8_e4m3 + float8_e4m3fn"}),
+    ({"weight_dtype": "float16"}, {"dtype": "float16"}), ({"weight_dtype": "half"}, {"dtype": "float16"}),
+    ({"quantization": "awq"}, {"quantization": "awq_marlin"}), ({"block_size": 32}, {"block_size": 32}),
+    ({"block_size": 32}, {"block_size": "32 + 16"}), ({"max_requests": 512}, {"max_requests": 256}),
+    ({"max_requests": 512}, {"max_requests": "None + 2048"}), ({"max_batched_tokens": 4096}, {"chunked_prefill_size": 4096}),
+    ({"max_batched_tokens": 4096, "chunked_prefill": False}, {"chunked_prefill_size": "-1"}),
+    ({"prefix_cache": True}, {"prefix_caching": 1}), ({"prefix_cache": False}, {"prefix_caching": "disabled"}),
+    ({"chunked_prefill": True}, {"chunked_prefill": True, "chunked_prefill_size": 8192}),
+    ({"context": 1000}, {"max_model_len": 1024}), ({"context": 1024}, {"max_model_len": 1025}), ({"context": 1024}, {}),
+])  # fmt: skip
+def test_what_can_have_been_meant_is_no_alarm(asked, found):
+    assert not_applied(found, Arm(**asked)) == ""
+
+
+def test_a_real_server_that_did_as_asked_gives_no_alarm():
+    """The start above, had an arm asked for just that."""
+    arm = Arm(weight_dtype="bfloat16", block_size=128, prefix_cache=True, chunked_prefill=True, context=8192)
+    assert not_applied(resolved(VLLM_0_32_CPU + VLLM_0_32_PAGE, VLLM), arm) == ""
+
+
+def test_what_v1_made_of_chunked_prefill_is_read_from_old_lines_too():
+    line = (
+        "INFO 03-12 14:57:38 [core.py:53] Initializing a V1 LLM engine (v0.8.5) with config: model='m', chunked_prefill_enabled=True, x=1\n"
+    )
+    assert "chunked_prefill=False was not applied" in not_applied(resolved(line, VLLM), Arm(chunked_prefill=False))
 
 
 @given(st.text(max_size=200))

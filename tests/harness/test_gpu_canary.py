@@ -30,7 +30,7 @@ class Library:
                 arguments[1]._obj.value = b"CUDA_ERROR_OUT_OF_MEMORY"
             elif name == "cuDeviceGetAttribute":
                 arguments[0]._obj.value = 132
-            elif name == "cuDeviceGetUuid":
+            elif name == "cuDeviceGetUuid_v2":
                 arguments[0][:] = bytes(range(16))
             elif name == "cuEventElapsedTime":
                 arguments[0]._obj.value = 2.5
@@ -51,7 +51,7 @@ def test_the_slowest_of_several_cards_counts():
         "ms": {"copy": 2.0455, "arithmetic": 2.8104},
     }
     assert slowest([ROUNDS, other], {"driver": "580"}) == {
-        "on": f"{ROUNDS['uuid']}, GPU-2, driver 580",
+        "on": f"GPU-2, {ROUNDS['uuid']}, driver 580",
         "ms": {"copy": 2.2, "arithmetic": 2.8104},
     }
 
@@ -75,8 +75,8 @@ def test_a_call_that_fails_is_no_canary_and_is_named(call):
 
 
 def test_a_driver_that_lacks_a_call_is_no_canary():
-    with pytest.raises(NoCanary, match="the driver has no cuDeviceGetUuid"):
-        card(Driver(Library(lacks=["cuDeviceGetUuid"])), 0)
+    with pytest.raises(NoCanary, match="the driver has no cuDeviceGetUuid_v2"):
+        card(Driver(Library(lacks=["cuDeviceGetUuid_v2"])), 0)
 
 
 def test_fewer_cards_than_the_server_uses_is_no_canary(monkeypatch):

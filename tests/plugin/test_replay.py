@@ -142,7 +142,7 @@ DAMAGE = {
     "odd evidence": (lambda f: edited(f / "run.json", lambda r: base_of(r).update(runs=3)), "base.runs is unknown"),
     "evidence of another type": (lambda f: edited(f / "run.json", lambda r: base_of(r).update(sessions=[1.0])), "base.sessions"),
     "an empty session": (lambda f: edited(f / "run.json", lambda r: base_of(r).update(sessions=[[]])), "base.sessions"),
-    "a canary of no time": (lambda f: edited(f / "run.json", lambda r: base_of(r).update(canary_ms={"memory": [[0.0]]})), "base.canary_ms"),
+    "a canary of no time": (lambda f: edited(f / "run.json", lambda r: base_of(r).update(canary_ms={"memory": [5e-324]})), "base.canary_ms"),
     "no rows": (lambda f: edited(f / "run.json", lambda r: r.pop("traces")), "'traces' is a required property"),
     "a block without a name": (lambda f: edited(f / "run.json", lambda r: r["plan"]["blocks"][0].update(id="x")), "$.plan.blocks"),
     "no environment": (lambda f: edited(f / "run.json", lambda r: r["environments"].clear()), "$.environments"),

@@ -146,7 +146,10 @@ def test_a_baseline_of_another_cpu_is_refused_and_recording_supersedes_it(record
     assert set(result.verdicts.values()) == {"invalid"}
     assert "gpu: Test CPU, 2 cores -> Other CPU, 64 cores" in result.out
     assert result.starts == []
-    again = recorded.run("-k", "fixed and c1", "--kv-record=missing", cpu="Other CPU, 64 cores")
+    kept = recorded.run("-k", "fixed and c1", "--kv-record=missing", cpu="Other CPU, 64 cores")
+    assert (kept.code, kept.starts) == (1, []), "what is stored is not missing: left on in CI, the flag must not replace it unseen"
+    assert "--kv-record=all   (in place of what is stored of the other)" in kept.out
+    again = recorded.run("-k", "fixed and c1", "--kv-record=all", cpu="Other CPU, 64 cores")
     assert again.code == 0, again.out
     entry = json.loads(recorded.baseline.read_text())["entries"]["fixed_length/isl64-osl16-c1/base/output_tok_s"]
     assert "Other CPU" in entry["supersedes"][0]["why"]
