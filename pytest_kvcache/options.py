@@ -171,10 +171,10 @@ def _endpoint(config: pytest.Config, record: str) -> Endpoint | None:
     headers = dict(_header(line) for line in config.getini("kv_headers"))
     if (key := os.environ.get("KV_API_KEY")) and not any(name.lower() == "authorization" for name in headers):
         headers["Authorization"] = f"Bearer {key}"
-    files = {name: _file(config, name) for name in ("ca_file", "cert_file", "key_file")}
     address = parse(text)
+    tls = _tls(config, address.origin)
     try:
-        server = reached(address, os.environ, headers=headers, insecure=bool(config.getini("kv_insecure")), **files)
+        server = reached(address, os.environ, headers=headers, **tls)
     except ValueError as e:
         raise UserError(f"--kv-endpoint: {e}") from e
     return Endpoint(address=address, server=server, restart=restart)
@@ -185,6 +185,18 @@ def _header(line: str) -> tuple[str, str]:
     if not colon or not re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name.strip()):
         raise UserError("kv_headers: a line is no header; write Name: value")  # the line itself may be a secret
     return name.strip(), value.strip()
+
+
+def _tls(config: pytest.Config, origin: str) -> dict[str, Any]:
+    """How certificates are checked and shown; UserError for what would not be used."""
+    found: dict[str, Any] = {name: _file(config, name) for name in ("ca_file", "cert_file", "key_file")}
+    found["insecure"] = bool(config.getini("kv_insecure"))
+    given = [f"kv_{name}" for name, value in found.items() if value]
+    if given and not origin.startswith("https:"):
+        raise UserError(f"{given[0]}: --kv-endpoint is an http address, which has no certificate; write https there, or leave this out")
+    if found["key_file"] and not found["cert_file"]:
+        raise UserError("kv_key_file: it is the key of a certificate; name that by kv_cert_file")
+    return found
 
 
 def _file(config: pytest.Config, name: str) -> str | None:
@@ -328,7 +340,7 @@ def read_settings(config: pytest.Config) -> Settings:
     if replay:  # the run and the options decide, not what the ini file says of measuring
         named, record = config.getoption("kv_baselines") or "", ""
     profile = config.getoption("kv_profile") if replay else _value(config, "profile")
-    engines = tuple(_engine(config, n) for n in subject.frameworks)
+    engines = tuple({e.framework.name: e for e in (_engine(config, n) for n in subject.frameworks)}.values())
     if len(engines) > 1 and _value(config, "endpoint") and not replay:
         raise UserError(f"--kv-framework: one server is one framework, {len(engines)} are named; leave all but one out")
     return Settings(

@@ -32,10 +32,11 @@ WHOLE: dict[str, Any] = {"type": int}
 SGLANG_FLAGS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("--model-path --model", "", "", {"required": True}), ("--host", "", "", {"default": "127.0.0.1"}),
     ("--port", "", "", WHOLE | {"default": 30000}), ("--device", "", "", {"default": "cuda"}),
-    ("--kv-cache-dtype", "", "0.5.6", {"choices": ("auto", "fp8_e5m2", "fp8_e4m3"), "default": "auto"}),
-    ("--kv-cache-dtype", "0.5.6", "0.5.20", {"choices": ("auto", "fp8_e5m2", "fp8_e4m3", "fp4_e2m1"), "default": "auto"}),
-    ("--kv-cache-dtype", "0.5.20", "", {
-        "choices": ("auto", "fp8_e5m2", "fp8_e4m3", "mxfp8", "bf16", "bfloat16", "nvfp4", "fp4_mx_block16"), "default": "auto",
+    ("--kv-cache-dtype", "", "0.5.4", {"choices": ("auto", "fp8_e5m2", "fp8_e4m3"), "default": "auto"}),
+    ("--kv-cache-dtype", "0.5.4", "0.5.5", {"choices": ("auto", "fp8_e5m2", "fp8_e4m3", "bf16", "bfloat16"), "default": "auto"}),
+    ("--kv-cache-dtype", "0.5.5", "0.5.16", {"choices": ("auto", "fp8_e5m2", "fp8_e4m3", "bf16", "bfloat16", "fp4_e2m1"), "default": "auto"}),
+    ("--kv-cache-dtype", "0.5.16", "", {
+        "choices": ("auto", "fp8_e5m2", "fp8_e4m3", "mxfp8", "bf16", "bfloat16", "nvfp4", "fp4_mx_block16", "fp4_e2m1"), "default": "auto",
     }),
     ("--page-size", "0.4.5", "", WHOLE), ("--max-total-tokens", "", "", WHOLE), ("--mem-fraction-static", "", "", {"type": float}),
     ("--max-running-requests", "", "", WHOLE), ("--max-prefill-tokens", "", "", WHOLE | {"default": 16384}),
@@ -47,7 +48,7 @@ SGLANG_FLAGS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("--stream-interval", "", "", WHOLE), ("--skip-server-warmup", "", "", ON), ("--enable-cache-report", "", "", ON),
     ("--disable-cuda-graph", "", "", ON), ("--cuda-graph-max-bs", "", "0.5.20", WHOLE), ("--cuda-graph-max-bs-decode", "0.5.20", "", WHOLE),
     ("--cuda-graph-backend-decode", "0.5.15", "", {}), ("--cuda-graph-backend-prefill", "0.5.15", "", {}),
-    ("--enable-hierarchical-cache", "0.4.5", "", ON), ("--hicache-ratio", "0.4.5", "", {"type": float}), ("--hicache-size", "0.4.5", "", WHOLE),
+    ("--enable-hierarchical-cache", "", "", ON), ("--hicache-ratio", "0.4.5", "", {"type": float}), ("--hicache-size", "0.4.6", "", WHOLE),
     ("--hicache-write-policy", "0.4.5", "", {"choices": ("write_back", "write_through", "write_through_selective")}),
     ("--hicache-storage-backend", "0.5.0", "", {"choices": ("file", "mooncake", "hf3fs", "nixl", "aibrix", "dynamic", "eic")}),
     ("--hicache-storage-backend-extra-config", "0.5.0", "", {}),
@@ -275,6 +276,10 @@ class Sglang(Engine):
         told = vars(asked)
         if told.get("enable_hierarchical_cache") and asked.disable_radix_cache:
             raise Refused("ValueError: The arguments enable-hierarchical-cache and disable-radix-cache are mutually exclusive", 1)
+        if asked.kv_cache_dtype == "fp4_e2m1" and at_least(version, "0.5.16"):
+            raise Refused("ValueError: --kv-cache-dtype=fp4_e2m1 is deprecated. Use --kv-cache-dtype=fp4_mx_block16.", 1)
+        if asked.chunked_prefill_size > 0 and asked.chunked_prefill_size % (told.get("page_size") or 1):
+            raise Refused("AssertionError: chunked_prefill_size must be divisible by page_size", 1)
         self.asked, self.name, self.page = asked, asked.served_model_name or asked.model_path, told.get("page_size") or 1
         self.slots, self.context = asked.max_running_requests or 2048, asked.context_length or self.context
         self.reuses, self.host_tier = not asked.disable_radix_cache, bool(told.get("enable_hierarchical_cache"))
@@ -422,8 +427,13 @@ class Tgi(Engine):
         attention = os.environ.get("ATTENTION", "flashinfer")
         self.reuses, self.page = prefixes in ("1", "true"), {"flashinfer": 1, "flashdecoding": 256}.get(attention, 16)
         self.slots = asked.max_batch_size or asked.max_concurrent_requests
-        self.context = asked.max_total_tokens or self.context
-        self.pool = rounded(MEMORY / self.token_bytes(getattr(asked, "kv_cache_dtype", None) or "auto"), self.page)
+        default = None if at_least(version, "3.0") else min(self.context, 4096)  # from 3.0 on what is not told is left to the memory
+        self.longest = asked.max_input_tokens or asked.max_input_length or (default and default - 1)  # of a prompt
+        self.context = asked.max_total_tokens or default or self.context
+        if self.longest and (asked.max_total_tokens or default) and self.longest >= self.context:
+            raise Refused("Error: ArgumentValidation('`max_input_tokens must be < `max_total_tokens`')", 1)
+        shards = asked.num_shard or len(os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(","))
+        self.pool = rounded(shards * MEMORY / self.token_bytes(getattr(asked, "kv_cache_dtype", None) or "auto"), self.page)
         self.pool = min(self.pool, asked.max_batch_total_tokens or self.pool)
         if self.context > self.pool:
             given = f"Given: {self.context} and {self.pool}"
@@ -436,7 +446,7 @@ class Tgi(Engine):
         ]
 
     def too_long(self, tokens: int, asked: int) -> tuple[int, Any] | None:
-        if tokens + asked <= self.context:
+        if tokens + asked <= self.context and (not self.longest or tokens <= self.longest):
             return None
         said = f"`inputs` tokens + `max_new_tokens` must be <= {self.context}. Given: {tokens} `inputs` tokens and {asked} `max_new_tokens`"
         return 422, {"error": f"Input validation error: {said}", "error_type": "validation"}

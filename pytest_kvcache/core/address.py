@@ -19,6 +19,7 @@ from .spec import UserError
 
 APIS = {"chat": "/chat/completions", "completions": "/completions"}
 UNSPECIFIED = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # addresses to bind, not to call
+_NUMBER = re.compile(r"0x[0-9a-f]+|[0-9]+", re.IGNORECASE)
 _VERSION = re.compile(r"/v\d+[a-z0-9]*$", re.IGNORECASE)
 _API = re.compile(rf"({'|'.join(map(re.escape, sorted(APIS.values(), reverse=True)))})$")
 
@@ -93,7 +94,7 @@ def parse(text: str, where: str = "--kv-endpoint") -> Address:
     base = _API.sub("", path)
     api = base if full or _VERSION.search(base) else f"{base}/v1"
     return Address(
-        origin=f"{url.scheme.lower()}://{_bracketed(host)}" + (f":{port}" if port is not None else ""),
+        origin=f"{url.scheme.lower()}://{_to_call(host)}" + (f":{port}" if port is not None else ""),
         root=_VERSION.sub("", api), api=api, full=full, query=f"?{url.query}" if url.query else "",
         headers=_credentials(url.username, url.password),
     )  # fmt: skip
@@ -114,20 +115,42 @@ def as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def called(host: str, port: int) -> str:
     """The address of a server that was told to bind `host`."""
-    return f"http://{_bracketed(UNSPECIFIED.get(host, host))}:{port}"
+    return f"http://{_to_call(host)}:{port}"
 
 
-def _bracketed(host: str) -> str:
+def _to_call(host: str) -> str:
+    """A host as it stands in an address; this machine where it says all of its addresses."""
+    host = UNSPECIFIED.get(str(_ip(host) or host), host)
     return f"[{host}]" if ":" in host else host
 
 
 def is_loopback(host: str) -> bool:
-    if host.lower() == "localhost" or host.lower().endswith(".localhost"):
+    name = host.lower().removesuffix(".")
+    if name == "localhost" or name.endswith(".localhost"):
         return True
+    ip = _ip(name)
+    return ip is not None and (ip.is_loopback or ip.is_unspecified)
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """A host that is an address, in any spelling that connecting takes: `127.1`, `0x7f000001`, `[::ffff:127.0.0.1]`; None for a name."""
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        ip = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
-        return False
+        return _short(host)
+    return getattr(ip, "ipv4_mapped", None) or ip
+
+
+def _short(host: str) -> ipaddress.IPv4Address | None:
+    """An IPv4 address of one to four numbers, decimal, octal or hexadecimal, of which the last fills what is left (`inet_aton`)."""
+    parts = host.split(".")
+    if len(parts) > 4 or not all(map(_NUMBER.fullmatch, parts)):
+        return None
+    try:
+        *first, last = (int(p, 16 if "x" in p.lower() else 8 if p[0] == "0" else 10) for p in parts)
+        return ipaddress.IPv4Address(bytes(first) + last.to_bytes(5 - len(parts), "big"))
+    except (ValueError, OverflowError):
+        return None
 
 
 def proxy_for(url: str, env: Mapping[str, str]) -> str | None:

@@ -1,4 +1,7 @@
-"""How a framework is told what an arm asks for, by its version. Pure."""
+"""How a framework is told what an arm asks for, by its version. Pure.
+
+A value that not all versions have, or that has a name of its own in some, has rows of its own in the table: `kv_dtype=nvfp4`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ def told(framework: str, flags: Flags, arm: Arm, version: str, dtypes: Dtypes) -
     framework's own words for `kv_dtype` and `weight_dtype`. UserError for a setting that this version cannot be told."""
     found = []
     for name, value in arm.asked().items():
-        flag = _of_version(flags.get(name, ()), version)
+        flag = _of_version(_rows(flags, name, value), version)
         if flag is None:
             raise UserError(f"arm {arm.name}: {_why_not(framework, flags, name, value, version)}")
         found.append(flag.words(dtypes.get(name, {}).get(value, value)))
@@ -36,7 +39,7 @@ def unsupported(framework: Framework, arm: Arm, version: str = "") -> str:
     for name, value in arm.asked().items():
         if name in DTYPES and value not in (has := getattr(framework, f"{name}s")):
             return f"{framework.name} has no {name} {value!r}; it has {', '.join(has)}"
-        if _of_version(framework.flags.get(name, ()), version) is None:
+        if _of_version(_rows(framework.flags, name, value), version) is None:
             return _why_not(framework.name, framework.flags, name, value, version)
     return ""
 
@@ -48,7 +51,7 @@ def versions_of(flags: Flags) -> dict[str, str]:
     """Which versions have an argument that not all have, or a key of a file: `--page-size`: `from 0.4.5 on`."""
     found = {}
     for name, rows in flags.items():
-        for row in rows:
+        for row in () if "=" in name else rows:
             said = row.words(_SAMPLES.get(name, 1)) if row.since or row.until else []
             if said and (arguments := [w for w in said if w.startswith("--")]):
                 found.update(dict.fromkeys((w.partition("=")[0] for w in arguments), f"is there {_range(row)}"))
@@ -67,8 +70,12 @@ def beyond(framework: Framework, scenario: Scenario) -> str:
 
 def _why_not(framework: str, flags: Flags, name: str, value: Any, version: str) -> str:
     """Why a setting cannot be told, and which version has it."""
-    can = " or ".join(filter(None, (_range(row) for row in flags.get(name, ()))))
+    can = " or ".join(filter(None, (_range(row) for row in _rows(flags, name, value))))
     return " ".join(filter(None, (framework, version))) + f" cannot be told {name}={value!r}" + (f"; versions {can} can" if can else "")
+
+
+def _rows(flags: Flags, name: str, value: Any) -> Sequence[Flag]:
+    return flags.get(f"{name}={value}") or flags.get(name, ())
 
 
 def _range(flag: Flag) -> str:

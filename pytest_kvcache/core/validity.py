@@ -225,5 +225,7 @@ def trace_problem(trace: Trace) -> tuple[str, bool] | None:
         return problem, True
     if beside := trace.load.get("beside"):
         return f"what it was measured in turns with does not count: {beside}", True
+    if lost := trace.load.get("counters_lost"):
+        return f"the server's metrics page had no counters {lost}", True
     problem = counters_problem(trace) or cache_problem(*trace.load.get("counters", ({}, {})))
     return (problem, False) if problem else None

@@ -1,9 +1,14 @@
 """SGLang: `python -m sglang.launch_server`. Not yet met: read, and tested against what was read.
 
-Read in sgl-project/sglang: flags in `docs/backend/server_arguments.md` (0.4), `python/sglang/srt/server_args.py` (0.5.19) and
-`python/sglang/srt/arg_groups/fields/*.py` (0.5.2x); series in `docs/references/production_metrics.md` (0.4) and
-`python/sglang/srt/metrics/collector.py` (0.5.7, later `observability/metrics_collector.py`); the request in
+Read in sgl-project/sglang: flags in `docs/backend/server_arguments.md` (0.4), `python/sglang/srt/server_args.py` (0.4.3 to 0.4.10, 0.5.2
+to 0.5.6, 0.5.15 to 0.5.19) and `python/sglang/srt/arg_groups/fields/*.py` (0.5.2x); series in `docs/references/production_metrics.md`
+(0.4) and `python/sglang/srt/metrics/collector.py` (0.5.7, later `observability/metrics_collector.py`); the request in
 `python/sglang/srt/entrypoints/openai/protocol.py`; pull requests #23906 (graphs), #12612 (4-bit KV), #4914 (TPOT).
+
+A step's prefill is bounded by the chunk; `--max-prefill-tokens` bounds it only where there are no chunks, and then not its first prompt
+(`python/sglang/srt/managers/schedule_policy.py`, 0.5.19). 4-bit KV in blocks of 16 was `fp4_e2m1`, and is `fp4_mx_block16` from 0.5.16 on
+(`python/sglang/srt/mem_cache/kv_cache_dtype.py`), which came with `nvfp4`, another recipe. The host tier is told in GB of 10^9 bytes, for
+each GPU (`mem_cache/pool_host/base.py`, 0.5.19; `docs/advanced_features/hicache_best_practices.md`).
 
 Its page is shown only when it is asked for, and its gauges follow the decode log, hence `--decode-log-interval 1`. Tokens in use do not
 count those that only wait to be reused. How much its file tier may hold cannot be told, so no arm can ask for one. Families with labels
@@ -20,7 +25,7 @@ from .shared import INVALID_CHOICE, NO_KV_MEMORY, NO_MODEL, OUT_OF_MEMORY, PORT_
 
 KV_DTYPES = {
     "auto": "auto", "bfloat16": "bf16", "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2", "mxfp8": "mxfp8",
-    "nvfp4": "nvfp4",
+    "nvfp4": "nvfp4", "fp4_e2m1": "fp4_mx_block16", "fp4_mx_block16": "fp4_mx_block16",
 }  # fmt: skip
 WEIGHT_DTYPES = {name: name for name in ("auto", "bfloat16", "float16", "float32")}
 DTYPES = {"kv_dtype": KV_DTYPES, "weight_dtype": WEIGHT_DTYPES}
@@ -32,18 +37,28 @@ def _host_tier(gib: float) -> list[str]:
     return ["--enable-hierarchical-cache", "--hicache-size", f"{int(gib)}"]
 
 
+def _kv_dtype(since: str) -> Flag:
+    return Flag(words=lambda v: ["--kv-cache-dtype", v], since=since)
+
+
+_BLOCKS_OF_16 = (_kv_dtype("0.5.16"), Flag(words=lambda v: ["--kv-cache-dtype", "fp4_e2m1"], since="0.5.6", until="0.5.16"))
+
 FLAGS = {
     "weight_dtype": (Flag(words=lambda v: ["--dtype", v]),),
     "quantization": (Flag(words=lambda v: ["--quantization", v]),),
-    "kv_dtype": (Flag(words=lambda v: ["--kv-cache-dtype", v]),),
+    "kv_dtype": (_kv_dtype(""),),
+    "kv_dtype=bfloat16": (_kv_dtype("0.5.4"),),
+    **dict.fromkeys(("kv_dtype=mxfp8", "kv_dtype=nvfp4"), (_kv_dtype("0.5.16"),)),
+    **dict.fromkeys(("kv_dtype=fp4_e2m1", "kv_dtype=fp4_mx_block16"), _BLOCKS_OF_16),
     "block_size": (Flag(words=lambda v: ["--page-size", str(v)], since="0.4.5"),),
     "max_requests": (Flag(words=lambda v: ["--max-running-requests", str(v)]),),
-    "max_batched_tokens": (Flag(words=lambda v: ["--max-prefill-tokens", str(v)]),),
+    "max_batched_tokens": (Flag(words=lambda v: ["--chunked-prefill-size", str(v), "--max-prefill-tokens", str(v)]),),
     "prefix_cache": (Flag(words=lambda v: [] if v else ["--disable-radix-cache"]),),
     "chunked_prefill": (Flag(words=lambda v: [] if v else ["--chunked-prefill-size", "-1"]),),
     "context": (Flag(words=lambda v: ["--context-length", str(v)]),),
-    "cpu_offload_gib": (Flag(words=_host_tier, since="0.4.5"),),
+    "cpu_offload_gib": (Flag(words=_host_tier, since="0.4.6"),),
 }
+WITHOUT_CHUNKS = {"max_batched_tokens": (Flag(words=lambda v: ["--max-prefill-tokens", str(v)]),)}
 
 
 def argv(launch: Launch) -> list[str]:
@@ -67,7 +82,8 @@ def argv(launch: Launch) -> list[str]:
         said += ["--device", "cpu"]
     if launch.log_level:
         said += ["--log-level", launch.log_level]
-    return said + words("sglang", FLAGS, launch.arm, launch.version, DTYPES) + list(launch.serve_args)
+    flags = FLAGS | WITHOUT_CHUNKS if launch.arm.chunked_prefill is False else FLAGS
+    return said + words("sglang", flags, launch.arm, launch.version, DTYPES) + list(launch.serve_args)
 
 
 SGLANG = Framework(
@@ -106,6 +122,7 @@ SGLANG = Framework(
         UNKNOWN_ARGUMENT,
         INVALID_CHOICE,
         (r"Not enough memory\. Please try to increase --mem-fraction-static", NO_KV_MEMORY),
+        (r"chunked_prefill_size must be divisible by page_size", "max_batched_tokens must be a multiple of block_size"),
         OUT_OF_MEMORY,
         NO_MODEL,
     ),
@@ -128,5 +145,5 @@ SGLANG = Framework(
         ("dtype", r"Load weight end\..*\bdtype=(?:torch\.)?(\w+)"),
         ("kv_dtype", r"Using KV cache dtype: (?:torch\.)?(\w+)|kv_cache_dtype='(\w+)'"),
     ),
-    source="sgl-project/sglang 0.4 to 0.5.2x python/sglang/srt/server_args.py",
+    source="sgl-project/sglang 0.4 to 0.5.2x python/sglang/srt/server_args.py, managers/schedule_policy.py",
 )

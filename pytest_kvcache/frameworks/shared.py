@@ -34,11 +34,6 @@ NO_MODEL = (
 )
 
 
-def beside(python: str, name: str) -> str:
-    """A script of the environment that an interpreter belongs to: never another one's, which the search path would give."""
-    return f"{python.rpartition('/')[0]}/{name}" if "/" in python else name
-
-
 def ignoring_eos(model: str, prompt: str, osl: int) -> dict[str, Any]:
     """A streamed completion of exactly `osl` tokens, greedy, with the tokens so far in every event."""
     return {

@@ -17,7 +17,7 @@ from typing import Any
 from ..core.flags import told
 from ..core.framework import Flag, Framework, Launch
 from ..core.readings import Series
-from .shared import GIB, NO_MODEL, OUT_OF_MEMORY, beside, ignoring_eos
+from .shared import GIB, NO_MODEL, OUT_OF_MEMORY, ignoring_eos
 
 KV_DTYPES = {name: name for name in ("auto", "fp8", "nvfp4")}
 WEIGHT_DTYPES = {name: name for name in ("auto", "bfloat16", "float16")}
@@ -61,7 +61,9 @@ def files(launch: Launch) -> dict[str, str]:
 
 
 def argv(launch: Launch) -> list[str]:
-    said = list(launch.command) or [beside(launch.python, "trtllm-serve")]
+    """Its script is that beside the interpreter: never another environment's, which the search path would give."""
+    folder, slash, _ = launch.python.rpartition("/")
+    said = list(launch.command) or [f"{folder}{slash}trtllm-serve"]
     said += [launch.model, "--host", launch.host, "--port", str(launch.port), "--backend", "pytorch"]
     if launch.tp > 1:
         said += ["--tp_size", str(launch.tp)]

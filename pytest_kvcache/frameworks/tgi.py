@@ -1,8 +1,13 @@
 """TGI (Text Generation Inference): `text-generation-launcher`. Not yet met: read, and tested against what was read.
 
-Read in huggingface/text-generation-inference: `docs/source/reference/launcher.md` (3.0) and `launcher/src/main.rs` (3.x) for flags,
-`docs/source/reference/metrics.md` for series, `router/src/lib.rs` (2.3 and later) for the request, `router/src/validation.rs` for its
-limits.
+Read in huggingface/text-generation-inference: `docs/source/reference/launcher.md` (3.0) and `launcher/src/main.rs` (2.x and 3.x) for flags,
+`docs/source/reference/metrics.md` for series, `router/src/lib.rs` (2.3 and later) for the request, `router/src/validation.rs` and
+`backends/v3/src/main.rs` for its limits, `server/pyproject.toml` and `Dockerfile` for where it is.
+
+Its Python distribution has called itself 2.0.5.dev0 ever since, so its version is not known. Its image has the launcher in another folder
+than the interpreter, and the launcher starts `text-generation-server` and `-router` by the search path: the interpreter's folder comes
+first in it. Not told how many, it takes all the GPUs that a variable names (`find_num_shards`). Up to 2.x a context must be told with how
+much of it a prompt may be, which is 4,095 tokens otherwise.
 
 It fixes `ignore_eos_token: false`, so an answer may end early: such a run is invalid. Only its chat endpoint tells token counts while it
 streams. It has no series of the KV cache: the token budget of a batch is what is reserved, and `tgi_request_skipped_tokens` counts
@@ -11,12 +16,13 @@ speculated tokens, not reused ones. Whether prefixes are cached is told by a var
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from ..core.flags import words
 from ..core.framework import Flag, Framework, Launch
 from ..core.readings import Series
-from .shared import NO_MODEL, OUT_OF_MEMORY, PORT_TAKEN, beside
+from .shared import NO_MODEL, OUT_OF_MEMORY, PORT_TAKEN
 
 KV_DTYPES = {"auto": "", "fp8": "fp8_e4m3fn", "fp8_e4m3": "fp8_e4m3fn", "fp8_e5m2": "fp8_e5m2"}
 WEIGHT_DTYPES = {name: name for name in ("auto", "bfloat16", "float16")}
@@ -29,22 +35,24 @@ FLAGS = {
     "max_requests": (Flag(words=lambda v: ["--max-batch-size", str(v)]),),
     "max_batched_tokens": (Flag(words=lambda v: ["--max-batch-prefill-tokens", str(v)]),),
     "prefix_cache": (Flag(words=lambda v: [], since="2.2"),),  # by a variable, see `environ`
-    "context": (Flag(words=lambda v: ["--max-total-tokens", str(v)]),),
+    "context": (Flag(words=lambda v: ["--max-input-tokens", str(v - 1), "--max-total-tokens", str(v)]),),
 }
 
 
 def argv(launch: Launch) -> list[str]:
-    said = list(launch.command) or [beside(launch.python, "text-generation-launcher")]
-    said += ["--model-id", launch.model, "--hostname", launch.host, "--port", str(launch.port)]
-    if launch.tp > 1:
-        said += ["--num-shard", str(launch.tp)]
+    said = list(launch.command) or ["text-generation-launcher"]
+    said += ["--model-id", launch.model, "--hostname", launch.host, "--port", str(launch.port), "--num-shard", str(launch.tp)]
     return said + words("tgi", FLAGS, launch.arm, launch.version, DTYPES) + list(launch.serve_args)
 
 
 def environ(launch: Launch) -> dict[str, str]:
     wanted = launch.arm.prefix_cache
-    cached = {} if wanted is None else dict.fromkeys(("PREFIX_CACHING", "USE_PREFIX_CACHING"), str(int(wanted)))
-    return cached | ({"LOG_LEVEL": launch.log_level.replace("warning", "warn")} if launch.log_level else {})  # as Rust calls it
+    said = {} if wanted is None else dict.fromkeys(("PREFIX_CACHING", "USE_PREFIX_CACHING"), str(int(wanted)))
+    if launch.log_level:
+        said["LOG_LEVEL"] = launch.log_level.replace("warning", "warn")  # as Rust calls it
+    if "/" in launch.python and not launch.command:
+        said["PATH"] = f"{os.path.dirname(launch.python)}:{os.environ.get('PATH', os.defpath)}"
+    return said
 
 
 def body(model: str, prompt: str, osl: int) -> dict[str, Any]:
@@ -63,7 +71,7 @@ TGI = Framework(
     endpoint="/v1/chat/completions",
     needs=("text_generation_server",),
     cure="run its container by the ini option kv_command_tgi = docker run ... IMAGE",
-    distributions=("text-generation-server", "torch", "transformers"),
+    distributions=("torch", "text-generation-server", "transformers"),  # its own after torch: it does not tell its version
     flags=FLAGS,
     tensor_parallel=True,
     kv_dtypes=KV_DTYPES,
@@ -86,6 +94,10 @@ TGI = Framework(
         (
             r"`max_total_tokens` must be <= `max_batch_total_tokens`\. Given: (\d+) and (\d+)",
             "the context of {0} tokens is larger than the KV cache, which holds {1}",
+        ),
+        (
+            r"`max_batch_prefill_tokens` must be >= `max_input_tokens`\. Given: (\d+) and (\d+)",
+            "a prompt of {1} tokens is longer than a step may be ({0}): ask for more max_batched_tokens, or a shorter context",
         ),
         (
             r"Not enough memory to handle (\d+) prefill tokens",

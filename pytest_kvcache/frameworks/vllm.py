@@ -6,7 +6,12 @@ Read in vllm-project/vllm: flags in `vllm/engine/arg_utils.py` (0.8, 0.11), `vll
 `vllm/entrypoints/openai/completion/protocol.py` (0.33). When a flag came or went: pull requests #26315 (`--attention-backend`), #21739
 and #29402 (`--disable-log-requests`), #22138 (`--num-scheduler-steps`), #36216 (`--swap-space`), #49389 (`--calculate-kv-scales`), #28204
 (`VLLM_USE_V1`), #29604 (`VLLM_CPU_KVCACHE_SPACE`), #18354 and #29330 (`gpu_cache_usage_perc`), #42206 (`kv_cache_size_tokens`);
-offloading in its documentation of 0.26 and 0.32 (`features/kv_offloading_usage`).
+offloading in its documentation of 0.26 and 0.32 (`features/kv_offloading_usage`), in `vllm/v1/kv_offload/cpu/spec.py` (0.32), which
+refuses all but CUDA, ROCm and XPU, and in `vllm/config/cache.py` (0.32): `--kv-cache-memory-bytes` is for each GPU,
+`--kv-offloading-size` for all together.
+
+How much its disk tier may hold cannot be told (`vllm/v1/kv_offload/tiering/fs/manager.py` of 0.32 and of commit 0255eea; #54779), so no
+arm can ask for one.
 
 The share of the KV cache in use counts blocks that only wait to be reused as free. In 0.8 the prefix counters count blocks, later tokens:
 the ratio is right in both. On a CPU the pool is told by a variable in whole GiB, and always told: left out, it is half of the memory or a
@@ -16,7 +21,6 @@ share of it, by version.
 from __future__ import annotations
 
 import dataclasses
-import json
 
 from ..core.flags import words
 from ..core.framework import Flag, Framework, Launch
@@ -66,21 +70,7 @@ FLAGS = {
     ),
     "context": (Flag(words=lambda v: ["--max-model-len", str(v)]),),
     "cpu_offload_gib": (Flag(words=_offload, since="0.11.1"),),
-    "disk_offload_gib": (Flag(words=lambda v: [], since="0.22.1"),),  # said together with the tier in memory, see `_tiers`
 }
-DISK_STAGE_GIB = 4.0  # what is read from or written to a disk goes through memory; this much where the arm says nothing of it
-
-
-def _tiers(launch: Launch, disk_gib: float) -> list[str]:
-    """A tier in memory and one in the launch's own folder; every block that moves between GPU and disk goes through the first."""
-    memory_gib = launch.arm.cpu_offload_gib or DISK_STAGE_GIB
-    config = {
-        "kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": {
-            "spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": int(memory_gib * GIB),
-            "secondary_tiers": [{"type": "fs", "root_dir": f"{launch.folder}/kv", "max_disk_gib": disk_gib}],
-        },
-    }  # fmt: skip
-    return ["--kv-transfer-config", json.dumps(config, separators=(",", ":"))]
 
 
 def argv(launch: Launch) -> list[str]:
@@ -92,10 +82,9 @@ def argv(launch: Launch) -> list[str]:
     if launch.tp > 1:
         said += ["--tensor-parallel-size", str(launch.tp)]
     if launch.device == "cpu":
+        if arm.cpu_offload_gib is not None:
+            raise UserError(f"arm {arm.name}: vllm offloads from a GPU only, leave cpu_offload_gib={arm.cpu_offload_gib:g} out on a CPU")
         arm = dataclasses.replace(arm, kv_gib=None)  # by a variable
-    if arm.disk_offload_gib is not None:
-        said += _tiers(launch, arm.disk_offload_gib)
-        arm = dataclasses.replace(arm, cpu_offload_gib=None)
     return said + words("vllm", FLAGS, arm, launch.version, DTYPES) + list(launch.serve_args)
 
 
@@ -212,6 +201,7 @@ VLLM = Framework(
         ("kv_dtype", r"LLM engine .*\bkv_cache_dtype=(\w+)"),
         ("cudagraph_mode", r"LLM engine .*'cudagraph_mode': <CUDAGraphMode\.(\w+)"),
         ("prefix_caching", r"LLM engine .*\benable_prefix_caching=(True|False)"),
+        ("chunked_prefill", r"LLM engine .*\b(?:enable_chunked_prefill|chunked_prefill_enabled)=(True|False)"),
     ),
     source="vllm-project/vllm 0.8 to 0.33 vllm/engine/arg_utils.py",
 )

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import os
 import platform
-import subprocess
-import tempfile
-import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,14 +17,17 @@ from ..core.masking import masked
 from ..core.readings import parsed
 from ..core.spec import Arm, Gpu, Model, Scenario, UserError
 from ..core.workload import end_tokens, make_requests, single_token_words, workload_hash
-from . import weights
-from .page import opener
+from . import restart, weights
+from .asking import ask, opener
+from .page import TIMEOUT_S as PAGE_S
 from .ready import REFUSED, REFUSED_S, SAY_EVERY_S, gave_a_token
+from .restart import Watch
 from .running import RunningEngine
 
 ANSWER_S = 30.0
 POLL_S = 0.5
-WATCH_S, LOOK_S = 2.0, 0.02
+WATCH_S, GONE = 2.0, (502, 503, 504)  # a look at a server that is restarted; what a gateway says of one that is gone
+NO_TUNNEL = tuple(f"Tunnel connection failed: {status}" for status in GONE)  # ... and urllib, where a proxy says it
 START_TIMEOUT_S = 900.0
 CURES = {401: "; is its key in KV_API_KEY?", 403: "; is its key in KV_API_KEY?", 404: "; is the path of the address right?"}
 TLS_CURE = "name the certificate of its authority in the ini option kv_ca_file, or set kv_insecure to check nothing"
@@ -63,26 +59,34 @@ class Client:
         self.root = endpoint.address.root
         self.secrets = endpoint.secrets()
         try:
-            self._open = opener(self.target).open
+            self._way = opener(self.target)
         except OSError as e:
             raise UserError(f"--kv-endpoint: kv_ca_file, kv_cert_file or kv_key_file cannot be read: {e}") from e
 
-    def ask(self, path: str, body: Any = None, timeout_s: float = ANSWER_S) -> tuple[int, str]:
-        """Status and text; Unreachable when nothing answers, UserError when that cannot be cured by waiting."""
-        data = None if body is None else json.dumps(body).encode()
+    def ask(self, path: str, body: Any = None, limit_s: float | None = None) -> tuple[int, str]:
+        """Status and text; Unreachable when no whole answer comes, UserError when that cannot be cured by waiting."""
+        data, limit_s = None if body is None else json.dumps(body).encode(), limit_s or ANSWER_S
         headers = {**self.target.headers, **({"Content-Type": "application/json"} if data else {})}
         try:
-            with self._open(urllib.request.Request(self.target.base_url + path, data, headers), timeout=timeout_s) as answer:
-                return int(answer.status), answer.read().decode(errors="replace")
-        except urllib.error.HTTPError as e:
-            with suppress(OSError, http.client.HTTPException):
-                return e.code, e.read().decode(errors="replace")
-            return e.code, ""
-        except (OSError, ValueError, http.client.HTTPException) as e:
-            reason: Any = getattr(e, "reason", e)
-            if type(reason).__name__ == "SSLCertVerificationError":
-                raise UserError(f"{self.target.base_url}: its certificate is not trusted ({reason.verify_message}); {TLS_CURE}") from e
-            raise Unreachable(f"{self.target.base_url} does not answer: {self.told(str(reason) or type(reason).__name__)}") from e
+            return ask(self._way, self.target.base_url + path, limit_s=limit_s, headers=headers, body=data)
+        except TimeoutError as e:
+            where = self.target.base_url + path.partition("?")[0]
+            raise Unreachable(f"{where} gave no whole answer within {limit_s:g} s; is the server busy, or still starting?") from e
+        except (OSError, ValueError) as e:
+            if type(e).__name__ == "SSLCertVerificationError":
+                why = getattr(e, "verify_message", e)
+                raise UserError(f"{self.target.base_url}: its certificate is not trusted ({why}); {TLS_CURE}") from e
+            raise Unreachable(f"{self.target.base_url} does not answer: {self.told(str(e) or type(e).__name__)}") from e
+
+    def there(self, path: str) -> bool | None:
+        """Whether it answers this well, False when nobody is there to, None when it is slow or has another fault."""
+        try:
+            status = self.ask(path, limit_s=WATCH_S)[0]
+        except Unreachable as e:
+            return False if isinstance(e.__cause__, ConnectionError) or str(e.__cause__).startswith(NO_TUNNEL) else None
+        except UserError:
+            return None
+        return True if status < 500 else False if status in GONE else None
 
     def told(self, text: str) -> str:
         """A text of the server's, as it may be quoted: without anything that we sent to prove who we are."""
@@ -91,7 +95,7 @@ class Client:
     def started_at(self) -> float | None:
         """When the process behind the metrics page began, by its own word."""
         try:
-            status, page = self.ask(self.root + "/metrics", timeout_s=5.0)
+            status, page = self.ask(self.root + "/metrics", limit_s=PAGE_S)
             found = [s.value for s in parsed(page) if s.name == "process_start_time_seconds"] if status == 200 else []
         except (UserError, ValueError):
             return None
@@ -145,7 +149,7 @@ class AttachedRunner:
         except Unreachable:
             if not self.endpoint.restart:
                 raise
-            self._fresh()
+            self._restart(time.monotonic())
             status, version = self.client.ask(path)
         try:
             told = str(json.loads(version)["version"]) if status == 200 else None
@@ -194,31 +198,23 @@ class AttachedRunner:
         if not self.endpoint.restart:
             return self._wait(began, patient=False)
         before = self.client.started_at()
-        with _Watch(self.client, self.endpoint.address.models()) as watch:
-            self._restart()
-            self._wait(began, patient=True)
+        with Watch(lambda: self.client.there(self.endpoint.address.models())) as watch:
+            self._restart(began)
         after = self.client.started_at()
-        if not watch.down and (before is None or after is None or after == before):
+        if not watch.came_back and (before is None or after is None or after == before):
+            told = "no" if before is None or after is None else "the same"
             raise UserError(
-                "--kv-restart: nothing shows that the server was restarted: it never stopped answering, and its metrics page "
-                + ("tells no start of its process" if before is None or after is None else "tells the same start of its process")
+                "--kv-restart: nothing shows that the server was restarted: it was not seen to be gone and to come back, and its metrics "
+                f"page tells {told} start of its process; name a command that ends the server and starts it"
             )
 
-    def _restart(self) -> None:
+    def _restart(self, began: float) -> None:
         self.say(f"  restarting the server by the command of --kv-restart, at most {self.timeout_s:g} s")
-        with tempfile.TemporaryFile() as output:  # not a pipe, which a server that the command leaves behind would keep open
-            try:
-                done = subprocess.run(
-                    self.endpoint.restart, shell=True, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                    timeout=self.timeout_s, check=False, start_new_session=True,
-                )  # fmt: skip
-            except subprocess.TimeoutExpired as e:
-                raise UserError(f"--kv-restart: the command did not end within {self.timeout_s:g} s") from e
-            output.seek(max(0, output.seek(0, os.SEEK_END) - 2000))
-            said = output.read().decode(errors="replace").strip().rpartition("\n")[2]
-        if done.returncode:
+        code, said = restart.run(self.endpoint.restart, self.timeout_s)
+        if code:
             last = f": {self.client.told(said)}" if said else ""
-            raise UserError(f"--kv-restart: the command ended with exit code {done.returncode}{last}")
+            raise UserError(f"--kv-restart: the command ended with exit code {code}{last}")
+        self._wait(began, patient=True)
 
     def _wait(self, began: float, *, patient: bool) -> None:
         """Until a token comes; without a restart a server that does not answer at once is an error. A refusal is waited for a little:
@@ -260,28 +256,3 @@ def api_of(framework: Framework, endpoint: Endpoint) -> str:
             f"--kv-endpoint: {framework.name} tells token counts on its chat endpoint only; name {APIS['chat']}, or no full path"
         )
     return named
-
-
-class _Watch(threading.Thread):
-    """Whether a server was gone for a moment: `down` once it did not answer, or only with a fault of the gateway before it."""
-
-    def __init__(self, client: Client, path: str) -> None:
-        super().__init__(daemon=True)
-        self.client, self.path, self.down, self._stop_it = client, path, False, threading.Event()
-
-    def __enter__(self) -> _Watch:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop_it.set()
-        self.join(2 * WATCH_S)
-
-    def run(self) -> None:
-        while not self.down and not self._stop_it.wait(LOOK_S):
-            try:
-                self.down = self.client.ask(self.path, timeout_s=WATCH_S)[0] >= 500
-            except Unreachable:
-                self.down = True
-            except UserError:
-                return

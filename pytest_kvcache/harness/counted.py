@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import urllib.error
-import urllib.request
-from contextlib import suppress
 from typing import Any
 
 from ..core.load import Target
 from ..core.masking import masked
 from ..core.spec import UserError
-from .page import opener
+from .asking import ask, opener
 
 
 class Broken(UserError):
@@ -23,17 +19,11 @@ def plain_counts(target: Target, body: dict[str, Any], timeout_s: float, secrets
     """Input and output tokens of one completion that does not stream, as the server counts them; UserError when it does not say, Broken
     when it is gone or needs longer than `timeout_s`."""
     data = json.dumps(body | {"stream": False}, ensure_ascii=False).encode()
-    asked = urllib.request.Request(target.base_url + target.endpoint, data, {"Content-Type": "application/json", **target.headers})
+    headers = {"Content-Type": "application/json", **target.headers}
     try:
-        with opener(target).open(asked, timeout=timeout_s) as answer:
-            text = answer.read().decode(errors="replace")
-    except urllib.error.HTTPError as e:
-        text = ""
-        with e, suppress(OSError, http.client.HTTPException):
-            text = e.read().decode(errors="replace")
-    except (OSError, http.client.HTTPException) as e:
-        why = getattr(e, "reason", None) or repr(e)
-        raise Broken(f"a plain request, by which tokens are counted (at most {timeout_s:g} s), failed: {why}") from e
+        _, text = ask(opener(target), target.base_url + target.endpoint, limit_s=timeout_s, headers=headers, body=data)
+    except OSError as e:
+        raise Broken(f"a plain request, by which tokens are counted (at most {timeout_s:g} s), failed: {str(e) or repr(e)}") from e
     try:
         usage = json.loads(text)["usage"]
         counts = usage["prompt_tokens"], usage["completion_tokens"]

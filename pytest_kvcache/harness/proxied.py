@@ -60,7 +60,8 @@ class Proxied:
 
         connector = aiohttp.TCPConnector(limit=0, ssl=tls_context(self.target) if self.target.base_url.startswith("https") else True)
         self.limit_s = max(self.load.idle_timeout_s, self.load.first_timeout_s)
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT / S, sock_read=self.limit_s)
+        # `connect` is all of it, the proxy's answer to CONNECT and the TLS behind it too.
+        timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_TIMEOUT / S, sock_read=self.limit_s)
         trace = aiohttp.TraceConfig()
         trace.on_connection_create_end.append(_connected)
         trace.on_request_headers_sent.append(_sent)
@@ -120,12 +121,10 @@ class Proxied:
             ) as answer:
                 reads.append(_head(answer))
                 stamps.append(now())
-                async for data in answer.content.iter_any():
-                    reads.append(data)
-                    stamps.append(now())
-                    if ends_with_done(b"".join(reads[-4:])[-DONE_SPAN:]):
-                        break
-            end = "close"
+                end = await self._read(answer, reads, stamps)
+        except aiohttp.ConnectionTimeoutError:
+            self.stalled = True
+            end = f"connection_reset: no connection through the proxy within {CONNECT_TIMEOUT / S:g} s"
         except TimeoutError:
             self.stalled = True
             end = f"stall: nothing for {self.limit_s:g} s after {sum(map(len, reads))} bytes"
@@ -135,6 +134,21 @@ class Proxied:
         done = Done(i, due, stamp["sent"], connect, stamps[-1] if stamps else now(), end, reads, stamps)
         self.finished.append(done)
         return done
+
+    async def _read(self, answer: aiohttp.ClientResponse, reads: list[bytes], stamps: list[int]) -> str:
+        """The body, as far as its `[DONE]`; how it ended. Comments may keep a stream alive, but not for ever."""
+        moved, limit_s = stamps[-1], self.load.progress_timeout_s
+        async for data in answer.content.iter_any():
+            reads.append(data)
+            stamps.append(now())
+            if ends_with_done(b"".join(reads[-4:])[-DONE_SPAN:]):
+                break
+            if b"data:" in data:
+                moved = stamps[-1]
+            elif stamps[-1] - moved > limit_s * S:
+                self.stalled = True
+                return f"stall: nothing for {limit_s:g} s after {sum(map(len, reads))} bytes"
+        return "close"
 
 
 async def _until(ns: int) -> None:

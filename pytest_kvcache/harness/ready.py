@@ -136,9 +136,19 @@ def _one_token(engine: EngineProcess, timeout_s: float) -> str:
 
 
 def gave_a_token(status: int, lines: Iterable[bytes]) -> bool:
-    """Whether an answer to a request for one streamed token has it."""
-    events = [line[5:].strip() for line in lines if line.startswith(b"data:") and not line.endswith(b"[DONE]")]
-    return status == 200 and bool(events) and not events[0].startswith(b'{"error"')
+    """Whether an answer to a request for one streamed token has it: events, and no error among them."""
+    events = [_event(line[5:]) for line in lines if line.startswith(b"data:")]
+    told = [e for e in events if e]
+    return status == 200 and bool(told) and not any(e.get("error") or e.get("object") == "error" for e in told)
+
+
+def _event(data: bytes) -> dict[str, Any]:
+    """What an event says; nothing where that is no JSON object: a ping, the end mark."""
+    try:
+        event = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    return event if isinstance(event, dict) else {}
 
 
 def listeners(host: str, port: int) -> set[int | None]:

@@ -12,12 +12,16 @@ CHUNK = 65536
 
 
 def tls_context(target: Target) -> Any:
-    """The TLS settings of a target; loaded only where they are needed."""
+    """The TLS settings of a target; loaded only where they are needed. OSError for files that cannot be read, or only with a password."""
     import ssl
+
+    def password() -> str:  # without this, OpenSSL asks on the terminal and waits
+        key = target.key_file or target.cert_file
+        raise OSError(f"the key in {key} wants a password; name one without, as `openssl pkey -in {key} -out NEW` makes it")
 
     context = ssl.create_default_context(cafile=target.ca_file)
     if target.cert_file:
-        context.load_cert_chain(target.cert_file, target.key_file)
+        context.load_cert_chain(target.cert_file, target.key_file, password)
     if target.insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

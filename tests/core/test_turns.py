@@ -56,6 +56,7 @@ def test_what_broke_a_limit_in_one_window_shows_in_the_whole():
         ({"client": {"cores": 0.9}}, "used 0.90 of one core"), ({"client": {"clock_steps": 1}}, "clock was set"),
         ({"foreign_cores": 8.0, "foreign": [{"pid": 1, "name": "burn", "cores": 8.0}]}, "burn"),
         ({"server_tokens": {"output": 1.0}}, "the server counted"),
+        ({"counters_lost": "after the load: unreachable"}, "had no counters after the load: unreachable"),
     ):  # fmt: skip
         parts = windows()
         load = parts[3].load

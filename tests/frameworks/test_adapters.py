@@ -1,5 +1,6 @@
 """Adapters: golden command lines, bodies, the registry and its errors. No framework is installed for this."""
 
+import dataclasses
 import json
 from importlib.metadata import EntryPoint
 
@@ -55,6 +56,22 @@ def test_spelling_is_forgiven(spelling):
 def test_an_unknown_name_is_told_the_known_ones():
     with pytest.raises(UserError, match="did you mean transformers"):
         frameworks.load("transformer")
+
+
+@pytest.mark.parametrize("name", ["my-engine", "My_Engine", "my.engine", "my engine", "MY-ENGINE"])
+def test_an_entry_point_of_whatever_spelling_is_found_by_whatever_spelling(monkeypatch, name):
+    """And has that name throughout, also where its adapter calls itself otherwise."""
+    monkeypatch.setattr(frameworks, "entry_points", lambda group: [EntryPoint(name, f"{TRANSFORMERS.argv.__module__}:TRANSFORMERS", group)])
+    assert frameworks.names() == ["my_engine"]
+    for spelling in (name, "my-engine", "My_Engine", "my.engine"):
+        assert frameworks.load(spelling) == dataclasses.replace(TRANSFORMERS, name="my_engine")
+
+
+def test_two_adapters_of_one_name_are_told_apart_by_nobody(monkeypatch):
+    points = [EntryPoint("my-engine", "a:A", frameworks.GROUP), EntryPoint("my_engine", "b:B", frameworks.GROUP)]
+    monkeypatch.setattr(frameworks, "entry_points", lambda group: points)
+    with pytest.raises(UserError, match=r"^--kv-framework=My-Engine: a:A and b:B are both called my_engine; uninstall one of them$"):
+        frameworks.load("My-Engine")
 
 
 @pytest.mark.parametrize(("value", "words"), [("no.such.module:X", "cannot be imported"), ("json:dumps", "not a Framework")])

@@ -1,6 +1,8 @@
 """Golden command lines, variables and files of every adapter, by version. No framework is installed for this."""
 
 import json
+import os
+import subprocess
 
 import pytest
 
@@ -36,7 +38,7 @@ def after(framework, arm=None, **more):
     (TENSORRT_LLM, [
         "/venv/bin/trtllm-serve", "/models/m", *HERE, "--backend", "pytorch", "--extra_llm_api_options", f"/scratch/launch/{CONFIG}",
     ]),
-    (TGI, ["/venv/bin/text-generation-launcher", "--model-id", "/models/m", "--hostname", "127.0.0.1", "--port", "8000"]),
+    (TGI, ["text-generation-launcher", "--model-id", "/models/m", "--hostname", "127.0.0.1", "--port", "8000", "--num-shard", "1"]),
     (LLAMA_CPP, [
         PYTHON, "-m", "llama_cpp.server", "--model", "/models/m", *HERE, "--interrupt_requests", "false", "--logits_all", "false",
         "--flash_attn", "true", "--n_ctx", "0", "--n_gpu_layers", "-1", "--split_mode", "0",
@@ -76,9 +78,13 @@ def test_vllm_by_version(arm, version, words):
 @pytest.mark.parametrize(("framework", "arm", "version", "words"), [
     (VLLM, Arm(kv_gib=1.0), "0.10.2", "vllm 0.10.2 cannot be told kv_gib=1.0; versions from 0.11.1 on can"),
     (VLLM, Arm(cpu_offload_gib=1.0), "0.11.0", "versions from 0.11.1 on can"),
-    (VLLM, Arm(disk_offload_gib=1.0), "0.22.0", "versions from 0.22.1 on can"),
+    (VLLM, Arm(disk_offload_gib=1.0), "0.32.0", "vllm 0.32.0 cannot be told disk_offload_gib=1.0"),
     (SGLANG, Arm(disk_offload_gib=5.0), "0.5.23", "sglang 0.5.23 cannot be told disk_offload_gib=5.0"),
     (SGLANG, Arm(kv_gib=1.0), "0.5.23", "sglang 0.5.23 cannot be told kv_gib=1.0"),
+    (SGLANG, Arm(kv_dtype="nvfp4"), "0.5.15", "sglang 0.5.15 cannot be told kv_dtype='nvfp4'; versions from 0.5.16 on can"),
+    (SGLANG, Arm(kv_dtype="mxfp8"), "0.5.15", "versions from 0.5.16 on can"),
+    (SGLANG, Arm(kv_dtype="bfloat16"), "0.5.3", "versions from 0.5.4 on can"),
+    (SGLANG, Arm(kv_dtype="fp4_e2m1"), "0.5.5", "versions from 0.5.16 on or from 0.5.6 on and before 0.5.16 can"),
     (TENSORRT_LLM, Arm(block_size=64), "1.0.0", "versions from 1.1 on can"),
     (TENSORRT_LLM, Arm(disk_offload_gib=1.0), "1.2.0rc4", "tensorrt_llm 1.2.0rc4 cannot be told disk_offload_gib=1.0"),
     (TGI, Arm(kv_dtype="fp8"), "2.3.1", "versions from 2.4 on can"),
@@ -91,12 +97,12 @@ def test_what_a_version_cannot_be_told_is_an_error_that_names_the_one_that_can(f
     assert words in str(caught.value)
 
 
-def test_vllm_keeps_blocks_on_disk_by_way_of_memory():
-    _, config = after(VLLM, Arm(disk_offload_gib=20.0, cpu_offload_gib=2.0), version="0.26.0")
-    assert json.loads(config)["kv_connector_extra_config"] == {
-        "spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 2 * 2**30,
-        "secondary_tiers": [{"type": "fs", "root_dir": "/scratch/launch/kv", "max_disk_gib": 20.0}],
-    }  # fmt: skip
+@pytest.mark.parametrize("version", ["", "0.11.1", "0.32.0"])
+def test_vllm_offloads_from_a_gpu_only(version):
+    arm = Arm(name="tier", cpu_offload_gib=1.5)
+    assert after(VLLM, arm, version=version) == ["--kv-offloading-size", "1.5", "--kv-offloading-backend", "native"]
+    with pytest.raises(UserError, match=r"^arm tier: vllm offloads from a GPU only, leave cpu_offload_gib=1\.5 out on a CPU$"):
+        VLLM.argv(launch(arm, version=version, device="cpu"))
 
 
 @pytest.mark.parametrize(("arm", "gib"), [
@@ -119,6 +125,21 @@ def test_sglang_is_told_what_it_can_be():
         "--max-running-requests", "8", "--max-prefill-tokens", "4096", "--disable-radix-cache", "--chunked-prefill-size", "-1",
         "--context-length", "8192", "--enable-hierarchical-cache", "--hicache-size", "16",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("chunked", [None, True])
+def test_a_step_of_sglang_is_bounded_by_its_chunk(chunked):
+    words = after(SGLANG, Arm(max_batched_tokens=4096, chunked_prefill=chunked))
+    assert words == ["--chunked-prefill-size", "4096", "--max-prefill-tokens", "4096"]
+
+
+@pytest.mark.parametrize(("value", "version", "word"), [
+    ("fp4_e2m1", "", "fp4_mx_block16"), ("fp4_e2m1", "0.5.16", "fp4_mx_block16"), ("fp4_e2m1", "0.5.15.post1", "fp4_e2m1"),
+    ("fp4_e2m1", "0.5.6", "fp4_e2m1"), ("fp4_mx_block16", "0.5.23", "fp4_mx_block16"), ("fp4_mx_block16", "0.5.10", "fp4_e2m1"),
+    ("nvfp4", "0.5.16", "nvfp4"), ("bfloat16", "0.5.4", "bf16"), ("fp8", "0.4.3", "fp8_e4m3"),
+])  # fmt: skip
+def test_sglang_calls_a_precision_by_its_name_of_the_version(value, version, word):
+    assert after(SGLANG, Arm(kv_dtype=value), version=version) == ["--kv-cache-dtype", word]
 
 
 @pytest.mark.parametrize(("framework", "arm", "device", "words"), [
@@ -151,12 +172,41 @@ def test_tensorrt_llm_is_told_everything_in_its_file():
 
 def test_tgi_is_told_what_it_can_be():
     arm = Arm(kv_dtype="fp8", weight_dtype="float16", max_requests=8, max_batched_tokens=4096, prefix_cache=True, context=8192)
-    assert after(TGI, arm, version="3.3.4", tp=2, serve_args=("--json-output",)) == [
+    assert TGI.argv(launch(arm, version="3.3.4", tp=2, serve_args=("--json-output",)))[7:] == [
         "--num-shard", "2", "--kv-cache-dtype", "fp8_e4m3fn", "--dtype", "float16", "--max-batch-size", "8",
-        "--max-batch-prefill-tokens", "4096", "--max-total-tokens", "8192", "--json-output",
+        "--max-batch-prefill-tokens", "4096", "--max-input-tokens", "8191", "--max-total-tokens", "8192", "--json-output",
     ]  # fmt: skip
-    assert TGI.environ(launch(arm)) == {"PREFIX_CACHING": "1", "USE_PREFIX_CACHING": "1"}
-    assert TGI.environ(launch()) == {}
+    container = ("docker", "run", "image")
+    assert TGI.environ(launch(arm, command=container)) == {"PREFIX_CACHING": "1", "USE_PREFIX_CACHING": "1"}
+    assert TGI.environ(launch(command=container)) == {}
+
+
+def test_tgi_and_what_it_starts_are_found_in_the_interpreters_folder_first_and_by_the_search_path(monkeypatch):
+    monkeypatch.setenv("PATH", "/usr/local/bin:/usr/bin")
+    assert TGI.environ(launch()) == {"PATH": "/venv/bin:/usr/local/bin:/usr/bin"}
+    assert TGI.environ(launch(python="python3")) == {}
+
+
+def test_tgi_starts_where_its_image_has_it(tmp_path, monkeypatch):
+    """The launcher in one folder, what it starts in the interpreter's; a launcher beside the interpreter is the one that is meant."""
+    own, others = tmp_path / "conda" / "bin", tmp_path / "usr" / "local" / "bin"
+
+    def script(folder, name, text="echo $0; command -v text-generation-server"):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+
+    def started():
+        one = launch(python=str(own / "python"))
+        return subprocess.run(TGI.argv(one), env=os.environ | TGI.environ(one), capture_output=True, text=True, check=True).stdout.split()
+
+    for folder in (own, others):
+        script(folder, "text-generation-server")
+    script(others, "text-generation-launcher")
+    monkeypatch.setenv("PATH", f"{others}:{os.environ['PATH']}")
+    assert started() == [str(others / "text-generation-launcher"), str(own / "text-generation-server")]
+    script(own, "text-generation-launcher")
+    assert started()[0] == str(own / "text-generation-launcher")
 
 
 @pytest.mark.parametrize(("arm", "words"), [

@@ -1,6 +1,8 @@
 """A server of pages by their paths, as a framework's metrics page is one."""
 
 import contextlib
+import itertools
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -41,3 +43,31 @@ def served(pages):
 
     with in_a_thread(HTTPServer(("127.0.0.1", 0), Handler)) as address:
         yield address
+
+
+@contextlib.contextmanager
+def raw(*parts, again=()):
+    """Plays these parts to whoever asks: bytes, or seconds to wait; then those of `again` without end, or hangs up. Its address."""
+    over = threading.Event()
+
+    def play(peer):
+        with contextlib.suppress(OSError), peer:
+            peer.recv(65536)
+            for part in itertools.chain(parts, itertools.cycle(again)):
+                if over.is_set():
+                    break
+                over.wait(part) if isinstance(part, float) else peer.sendall(part)
+
+    def serve():
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=play, args=(listener.accept()[0],), daemon=True).start()
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        over.set()
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from pytest_kvcache.core.load import Load, Target
-from pytest_kvcache.core.readings import READINGS, Readings
+from pytest_kvcache.core.readings import READINGS, Readings, nothing
 from pytest_kvcache.frameworks import load, names
 from pytest_kvcache.frameworks.transformers import TRANSFORMERS
 from pytest_kvcache.frameworks.vllm import VLLM
@@ -78,7 +78,6 @@ def said(**values):
 @pytest.mark.parametrize(("before", "after", "found"), [
     (said(), said(), {}),
     (said(), said(output=1.0), {}),
-    (said(output=1.0), said(), {}),
     (said(output=1.0, running=3.0), said(output=4.0, preemptions=2.0, running=1.0),
      {"counters": [{"output": 1.0}, {"output": 4.0, "preemptions": 2.0}], "server_tokens": {"output": 3.0}, "cache": {"running": 1.0}}),
     (said(output=9.0, input=1.0), said(output=4.0, input=2.0),
@@ -87,6 +86,20 @@ def said(**values):
 ])  # fmt: skip
 def test_two_readings_are_told_as_their_counters_and_the_tokens_between_them(before, after, found):
     assert page.told(before, after) == found
+
+
+COUNTED = said(output=9.0, input=1.0, preemptions=3.0)
+
+
+@pytest.mark.parametrize(("before", "after", "lost"), [
+    (COUNTED, nothing("unreachable"), "after the load: unreachable"), (COUNTED, nothing("http_503"), "after the load: http_503"),
+    (COUNTED, nothing("no_data"), "after the load: no_data"), (COUNTED, Readings(values={"running": 1.0}, absent={"output": "not_exported"}), "after the load: not_exported"),
+    (nothing("unreachable"), COUNTED, "before the load: unreachable"), (nothing("unreadable"), COUNTED, "before the load: unreadable"),
+    (nothing("no_data"), COUNTED, None), (Readings(values={"running": 1.0}, absent={"output": "not_exported"}), COUNTED, None),
+    (nothing("unreachable"), nothing("unreachable"), None), (said(running=1.0), nothing("unreachable"), None), (COUNTED, COUNTED, None),
+])  # fmt: skip
+def test_counters_that_one_reading_alone_has_are_lost_but_for_those_that_had_counted_nothing_yet(before, after, lost):
+    assert page.told(before, after).get("counters_lost") == lost
 
 
 def test_what_there_is_no_reading_of_is_told_with_the_reason():

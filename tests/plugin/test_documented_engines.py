@@ -17,7 +17,7 @@ from pytest_kvcache.core.flags import unsupported
 from pytest_kvcache.core.framework import Launch
 from pytest_kvcache.core.spec import Arm
 
-from ..documented_server import ENGINES, Refused, checked, parsed
+from ..documented_server import ENGINES, Refused, parsed
 from .conftest import Project
 
 TESTS = pathlib.Path(__file__).parents[1]
@@ -144,6 +144,7 @@ def test_an_arm_that_asks_for_everything_is_served_so(project, framework, arm, c
     ("tensorrt_llm", "1.0.0", Arm(name="a", block_size=64), [], "this version does not know the setting kv_cache_config.tokens_per_block"),
     ("tgi", "2.3.1", Arm(name="a", kv_dtype="fp8"), [], "this version does not know the argument --kv-cache-dtype"),
     ("sglang", "0.5.5", Arm(name="a", kv_dtype="nvfp4"), [], "this version has no 'nvfp4' for --kv-cache-dtype"),
+    ("sglang", "", Arm(name="a", block_size=48, max_batched_tokens=4096), [], "max_batched_tokens must be a multiple of block_size"),
     ("tgi", "", Arm(name="a", context=99999), [], f"the context of 99999 tokens is larger than the KV cache, which holds {POOL}"),
 ], ids=lambda v: v.name if isinstance(v, Arm) else None)  # fmt: skip
 def test_what_a_server_refuses_is_named_with_the_end_of_its_log(project, framework, version, arm, args, words):
@@ -159,26 +160,35 @@ SETTINGS = {
     "max_batched_tokens": 4096, "prefix_cache": False, "chunked_prefill": False, "context": 1024, "cpu_offload_gib": 1.0,
     "disk_offload_gib": 1.0,
 }  # fmt: skip
+TOGETHER = {"max_requests": 8, "max_batched_tokens": 4096, "prefix_cache": True, "context": 1024}
 
 
 @pytest.mark.parametrize(("name", "version"), [
-    *(("sglang", v) for v in ("0.4.3", "0.4.5", "0.4.10", "0.5.0", "0.5.14", "0.5.23")),
+    *(("sglang", v) for v in ("0.4.3", "0.4.5", "0.4.6", "0.5.0", "0.5.4", "0.5.6", "0.5.15", "0.5.16", "0.5.23")),
     *(("tensorrt_llm", v) for v in ("0.20.0", "1.0.0", "1.1.0", "1.2.0rc4", "1.3.0")), *(("tgi", v) for v in ("2.1.1", "2.3.1", "2.4.0", "3.3.4")),
 ])  # fmt: skip
-def test_whatever_a_version_can_be_told_it_takes(name, version):
-    framework, refused = frameworks.load(name), []
-    for setting, value in [("", None), *SETTINGS.items()]:
-        arm = Arm(**{setting: value} if setting else {})
+def test_whatever_a_version_can_be_told_it_takes(project, name, version):
+    """Each setting, each precision, and all at once that go together; what it checks of them only when it starts, too."""
+    framework, refused, model = frameworks.load(name), [], str(project.folder / "tiny-model")
+    asked = [{}, *({k: v} for k, v in SETTINGS.items()), *({"kv_dtype": v} for v in framework.kv_dtypes), TOGETHER]
+    for settings in asked:
+        arm = Arm(**settings)
         if unsupported(framework, arm, version):
             continue
-        launch = Launch(python="python", command=("x",), model="/m", port=8000, device="cpu", arm=arm, version=version, folder="/f")
+        folder = str(project.folder)
+        launch = Launch(python="python", command=("x",), model=model, port=8000, device="cpu", arm=arm, version=version, folder=folder)
+        for file, text in framework.files(launch).items():
+            (project.folder / file).write_text(text)
         try:
-            parsed(name, version, framework.argv(launch)[1:])
-            for text in framework.files(launch).values():
-                checked(version, json.loads(text))
+            ENGINES[name](version, parsed(name, version, framework.argv(launch)[1:]))
         except Refused as e:
-            refused.append(f"{setting}: {e}")
+            refused.append(f"{settings}: {e}")
     assert refused == []
+
+
+def test_tgi_serves_on_one_of_several_gpus_that_are_seen(project, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert measured(run(project, "tgi"))[2]["kv_tokens"] == POOL
 
 
 def test_every_documented_engine_has_an_adapter():
@@ -214,6 +224,20 @@ def test_an_entry_point_alone_adds_a_framework(project, somebody_elses):
     assert environment["subject"]["dist:my-engine"] == "1.0" and environment["subject"]["resolved:host"] == "127.0.0.1"
     ((m,),) = (b["measurements"] for b in result.run["blocks"].values())
     assert m["valid"] and m["requests"] == 8
+
+
+@pytest.mark.parametrize(("entry", "asked", "name"), [
+    ("my-engine", "my-engine", "my_engine"), ("My_Other", "my.other", "my_other"), ("lmdeploy.v2", "LMDeploy.v2", "lmdeploy_v2"),
+])  # fmt: skip
+def test_an_entry_point_may_have_any_name_and_its_adapter_another(project, somebody_elses, entry, asked, name):
+    (points,) = (project.folder / "site").glob("*.dist-info/entry_points.txt")
+    points.write_text(f"[pytest_kvcache.frameworks]\n{entry} = my_engine:MY_ENGINE\n")
+    python = f"kv_python_{name}={sys.executable}"
+    result = project.run(*somebody_elses, f"--kv-framework={asked}", f"--kv-framework={name}", "-o", python)
+    assert result.code == 0, result.out
+    assert [environment.split("/")[0] for environment in result.run["environments"]] == [name], "two spellings are one framework"
+    unknown = project.run(*somebody_elses, f"--kv-framework={name}x")
+    assert unknown.code == 4 and f"did you mean {name}? " in unknown.out
 
 
 def test_an_unknown_name_is_told_the_frameworks_of_others_too(project, somebody_elses):
