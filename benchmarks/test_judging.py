@@ -11,6 +11,7 @@ from pytest_kvcache.core.gate import INCONCLUSIVE, PASS, REGRESSION, Base, judge
 GATES = 10_000
 SESSIONS, A_SESSION, NEW = 24, 2, 12  # 48 stored runs and 12 new ones
 RULE = rule_for("gpu", "full")
+CARD, PARTS = "GPU-1, driver 580", ("copy", "arithmetic")
 
 
 def runs(noise, level, cv, count):
@@ -23,7 +24,11 @@ def gates(level, cv):
     made = []
     for _ in range(GATES):
         old = tuple(tuple(runs(noise, 0.0, cv, A_SESSION)) for _ in range(SESSIONS))
-        made.append((Base(sessions=old, samples=((500,) * A_SESSION,) * SESSIONS), runs(noise, level, cv, NEW)))
+        beside = {part: runs(noise, 0.0, 0.002, SESSIONS * A_SESSION) for part in PARTS}
+        stored = Base(sessions=old, samples=((500,) * A_SESSION,) * SESSIONS, canary_on=CARD, canary_ms=beside)
+        times = zip(*(runs(noise, 0.0, 0.002, NEW) for _ in PARTS), strict=True)
+        readings = [{"on": CARD, "ms": dict(zip(PARTS, ms, strict=True))} for ms in times]
+        made.append((stored, runs(noise, level, cv, NEW), readings))
     return made
 
 
@@ -36,7 +41,8 @@ def test_judge(benchmark, level, cv, mostly):
     asked = gates(level, cv)
 
     def judge_all():
-        return [judge(b, n, better="lower", margin=0.05, rule=RULE, samples=(500,) * NEW, quantile=0.5, final=True) for b, n in asked]
+        more = {"better": "lower", "margin": 0.05, "rule": RULE, "samples": (500,) * NEW, "quantile": 0.5, "final": True}
+        return [judge(b, n, **more, canary=c) for b, n, c in asked]
 
     words = Counter(v.verdict for v in benchmark.pedantic(judge_all, rounds=3, warmup_rounds=1))
     assert words.most_common(1)[0][0] == mostly

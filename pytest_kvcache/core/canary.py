@@ -62,9 +62,6 @@ class Side:
     on: str | None = None
     ms: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
-    def log(self, part: str, runs: int | None = None) -> float:
-        return stats.mean([math.log(v) for v in self.ms[part][:runs]])
-
 
 @dataclass(frozen=True, kw_only=True)
 class Canary:
@@ -74,21 +71,24 @@ class Canary:
     new: Side = Side()
 
     @cached_property
-    def _before(self) -> dict[str, float]:
-        """The baseline's parts as logs; nothing where the two sides may not be compared."""
+    def _logs(self) -> dict[str, tuple[float, list[float]]]:
+        """The baseline's mean and the new readings of each part, as logs; nothing where the two sides may not be compared."""
         if self.old.on is None or self.old.on != self.new.on:
             return {}
-        return {part: self.old.log(part) for part in PARTS if self.old.ms.get(part) and self.new.ms.get(part)}
+        parts = [part for part in PARTS if self.old.ms.get(part) and self.new.ms.get(part)]
+        return {p: (stats.mean(list(map(math.log, self.old.ms[p]))), list(map(math.log, self.new.ms[p]))) for p in parts}
+
+    def _shifts(self, runs: int) -> list[Shift]:
+        return [Shift(part, stats.mean(new[:runs]) - old) for part, (old, new) in self._logs.items()]
 
     def shift(self, runs: int) -> Shift | None:
         """The one that may have made the most, over the first `runs`; None within the noise, and where the sides may not be compared."""
-        shifts = [Shift(part, self.new.log(part, runs) - old) for part, old in self._before.items()]
-        return max((s for s in shifts if abs(s.change) > PARTS[s.part].noise), key=lambda s: s.allowance, default=None)
+        return max((s for s in self._shifts(runs) if abs(s.change) > PARTS[s.part].noise), key=lambda s: s.allowance, default=None)
 
     def problem(self, runs: int) -> str:
         """Why this is not the machine of the baseline; empty when it is."""
-        far = [s for part, old in self._before.items() if abs((s := Shift(part, self.new.log(part, runs) - old)).change) > ANOTHER_MACHINE]
-        return f"{far[0].words}: that is another machine" if far else ""
+        far = next((s for s in self._shifts(runs) if abs(s.change) > ANOTHER_MACHINE), None)
+        return f"{far.words}: that is another machine" if far else ""
 
     @property
     def note(self) -> str:

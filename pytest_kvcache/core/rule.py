@@ -102,7 +102,8 @@ def look_by_look(sides: Sides, runs: int, delta: float, rule: Rule, *, final: bo
         futile = rule.futility and not last and n in rule.looks[1:2] and delta / 2 < e.theta < delta
         if plain[0] == INCONCLUSIVE and n != looks[-1] and not futile:
             continue
-        word, reason, certain = sides.weaken(*plain, e, half, partial(_decided, e, half, delta, rule, last))
+        again = partial(_decided_by, e.theta, half, delta, p_seq, last)
+        word, reason, certain = sides.weaken(*plain, e, half, again)
         if word != INCONCLUSIVE:
             break
         # More runs only help where their spread is what stands in the way.
@@ -117,10 +118,9 @@ def look_by_look(sides: Sides, runs: int, delta: float, rule: Rule, *, final: bo
     )  # fmt: skip
 
 
-def _decided(e: stats.Estimate, half: float, delta: float, rule: Rule, last: bool, by: float) -> str:
-    """The word of one look by itself, had its log ratio been larger by `by`."""
-    p = e.p_worse(min(delta, 0.0) - by) / rule.weight
-    return decide(e.theta + by, half, delta, p_seq=p, last=last)[0]
+def _decided_by(theta: float, half: float, delta: float, p_seq: float, last: bool, more: float) -> str:
+    """The word of a look had its log ratio been larger by `more`."""
+    return decide(theta + more, half, delta, p_seq=p_seq, last=last)[0]
 
 
 def decide(theta: float, half: float, delta: float, *, p_seq: float, last: bool) -> tuple[str, str]:

@@ -71,7 +71,7 @@ def _load(seen: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         told[name] = _mean([s.get(name) for s in seen], walls)
     if "foreign" in told:
         told["foreign"] = _foreign(seen, walls)
-    # What one window does not tell is not known of the whole: a metrics page that timed out once, say.
+    # What one window does not tell is not known of the whole.
     for name in [n for n in ("client", "server_tokens", "counters") if not all(s.get(n) for s in seen)]:
         told.pop(name, None)
     if "client" in told:
