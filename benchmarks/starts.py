@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -52,7 +53,9 @@ def alone(runner: EngineRunner) -> float:
                 except OSError:
                     time.sleep(PROBE_S)
         finally:
-            for each in [*psutil.Process(engine.pid).children(recursive=True), psutil.Process(engine.pid)]:
+            tree = [*psutil.Process(engine.pid).children(recursive=True), psutil.Process(engine.pid)]
+            os.killpg(engine.pid, signal.SIGTERM)
+            for each in psutil.wait_procs(tree, timeout=10)[1]:
                 each.kill()
 
 

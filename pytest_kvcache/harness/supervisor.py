@@ -1,8 +1,8 @@
 """Run as a script between pytest and an engine: when pytest is gone for whatever reason, so is the engine.
 
 Its stdin is a pipe from pytest, which closes when pytest lets go of it or dies, even by SIGKILL. Then the engine gets
-SIGTERM and a grace period, and everything below this process SIGKILL. As a subreaper it keeps below it what fled into a
-session of its own or lost its parent. Standard library only: it runs with `python -I -S`.
+SIGTERM and a grace period, what outlives it SIGTERM and a moment, and everything below this process SIGKILL. As a subreaper
+it keeps below it what fled into a session of its own or lost its parent. Standard library only: it runs with `python -I -S`.
 
     supervisor.py PID-OF-PYTEST GRACE-SECONDS ARGV...   prints the engine's pid, or one line that says why there is none
 """
@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import NoReturn
 
+LINGER_S = 3.0  # Python's resource tracker, for one, unlinks an engine's shared memory only once the engine is gone
 KILL_S = 8.0  # a process in an uninterruptible sleep must not keep us for ever
 SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36
 
@@ -105,6 +106,15 @@ class Supervisor:
         while self.code is None and time.monotonic() < end:
             self.wait([], max(0.0, end - time.monotonic()))
 
+    def linger(self) -> None:
+        """What the engine leaves below us may end by itself."""
+        end, told = time.monotonic() + LINGER_S, False
+        while (left := descendants()) and time.monotonic() < end:
+            if not told:
+                send(signal.SIGTERM, left)
+                told = True
+            self.wait([], 0.05)
+
     def kill(self) -> None:
         """Kills until nothing is left: while one is killed another may be born."""
         if not os.path.exists("/proc/self/stat"):
@@ -125,6 +135,8 @@ def main(parent: int, grace_s: float, argv: list[str]) -> NoReturn:
     try:
         print(supervisor.pid, flush=True)
         supervisor.watch(parent, grace_s)
+        if supervisor.code is not None:
+            supervisor.linger()
     finally:
         supervisor.kill()
     code = supervisor.code

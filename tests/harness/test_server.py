@@ -426,3 +426,26 @@ def test_what_a_session_that_is_over_has_left_is_found_and_left_alone() -> None:
         for process in (left, ours, other, taken, *strange):
             process.kill()
             process.wait()
+
+
+SHARED = """
+import signal, sys, time
+from multiprocessing import shared_memory
+block = shared_memory.SharedMemory(create=True, size=4096)
+print(block.name, file=sys.stderr, flush=True)
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["time.sleep(60)", "sys.exit(1)", "import os; os._exit(1)"], ids=["stopped", "failed", "died"])
+def test_shared_memory_of_an_engine_that_is_gone_is_given_back(end: str) -> None:
+    """Its own helper unlinks it once it is gone, if it is let."""
+    supervisor = Path(ready.__file__).with_name("supervisor.py")
+    argv = [sys.executable, "-I", "-S", str(supervisor), str(os.getpid()), "5", sys.executable, "-c", SHARED.format(end=end)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stdin and run.stderr
+        block = Path("/dev/shm", run.stderr.readline().strip().lstrip("/"))
+        run.stdin.close()
+        run.wait(20)
+        run.stderr.read()
+    assert not block.exists()
