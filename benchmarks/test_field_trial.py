@@ -36,7 +36,7 @@ def judged(base, new):
         if not all(row.get(metric) for row in (*base, *new)):
             continue
         beside = side([canary(row) for row in base])
-        stored = Base(sessions=(tuple(row[metric] for row in base),), canary_on=beside.on or "", canary_ms=beside.ms)
+        stored = Base(sessions=(tuple(row[metric] for row in base),), canary_on=beside.on, canary_ms=beside.ms)
         values = [row[metric] for row in new]
         yield judge(
             stored, values, better=find_metric(metric).better, margin=MARGIN, rule=rule_for("cpu", "ci"), final=True,

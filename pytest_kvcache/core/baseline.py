@@ -83,7 +83,7 @@ def lookup(doc: Mapping[str, Any], key: str, metric: Metric, now: Current) -> Ba
     canary = side([run.get("canary") for run in runs])
     return Base(
         sessions=by_session(runs, lambda run: run["value"]), samples=by_session(runs, lambda run: int(run["n"])),
-        canary_on=canary.on or "", canary_ms=canary.ms, unit=entry["unit"], better=entry["better"], definition=entry["definition"],
+        canary_on=canary.on, canary_ms=canary.ms, unit=entry["unit"], better=entry["better"], definition=entry["definition"],
         others=others, reference=bool(others) and len(runs) == len(entry["runs"]),
     )  # fmt: skip
 

@@ -56,10 +56,10 @@ class Shift:
 
 @dataclass(frozen=True)
 class Side:
-    """Where the readings of one side were made (None: not in one place, or not beside every run), and what each part took (ms), run by
+    """Where the readings of one side were made (empty: not in one place, or not beside every run), and what each part took (ms), run by
     run."""
 
-    on: str | None = None
+    on: str = ""
     ms: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
@@ -73,7 +73,7 @@ class Canary:
     @cached_property
     def _logs(self) -> dict[str, tuple[float, list[float]]]:
         """The baseline's mean and the new readings of each part, as logs; nothing where the two sides may not be compared."""
-        if self.old.on is None or self.old.on != self.new.on:
+        if not self.old.on or self.old.on != self.new.on:
             return {}
         parts = [part for part in PARTS if self.old.ms.get(part) and self.new.ms.get(part)]
         return {p: (stats.mean(list(map(math.log, self.old.ms[p]))), list(map(math.log, self.new.ms[p]))) for p in parts}
@@ -93,7 +93,7 @@ class Canary:
     @property
     def note(self) -> str:
         """That the two sides cannot be compared, where the baseline has readings; empty otherwise."""
-        if self.old.on is None or self.old.on == self.new.on:
+        if not self.old.on or self.old.on == self.new.on:
             return ""
         return f"judged without the canary: the baseline's ran on {self.old.on}, this one on {self.new.on or 'no one place'}"
 

@@ -155,7 +155,7 @@ def judge(
     first = rule.looks[0]
     if len(new) >= first and (few := too_few_samples(old, samples[:first], quantile=quantile, margin=margin, rule=rule, runs=new[:first])):
         return few
-    found = Canary(old=Side(base.canary_on or None, base.canary_ms), new=side(canary))
+    found = Canary(old=Side(base.canary_on, base.canary_ms), new=side(canary))
     if problem := found.problem(len(new)):
         return _invalid(problem, margin)
     return _judge_runs(old, tuple(new), found, better=better, margin=margin, floor=floor, rule=rule, final=final)

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .metrics import quantile
+
 TAILS = {"p99": 0.99, "p999": 0.999}
 LEAST = 1e-45  # a probability of nothing, as a float32 has it
 
@@ -112,8 +114,6 @@ class Figure:
 
 def summarise(scores: Scores) -> dict[str, Figure]:
     """`ppl`, `ppl_ratio`, `kld.mean`, `kld.p99`, `kld.p999` and `top1` (a share) of an arm; errors of ratios by the delta method."""
-    from .metrics import quantile
-
     problem = _unusable(scores)
     if problem:
         raise ValueError(problem)

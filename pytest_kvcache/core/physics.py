@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .gpus import GPUS
+from .kv_size import Format, Layers, bytes_per_token
 from .spec import Arm, ClosedLoop, Gpu, Model, Scenario
 
 TOLERANCE = 0.02
@@ -72,7 +73,9 @@ def kv_bytes_per_token(model: Model, dtype: str = "auto") -> float | None:
     """Bytes of the keys and values of one token: 2 x layers x KV heads x head size x bytes of a number."""
     if model.layers is None or model.kv_heads is None or model.head_dim is None or dtype not in BYTES:
         return None
-    return 2 * model.layers * model.kv_heads * model.head_dim * BYTES[dtype]
+    size = model.head_dim
+    layers = Layers(full=model.layers, sliding=0, window=0, heads=model.kv_heads, key=size, value=size)
+    return bytes_per_token(layers, Format(bits=8 * BYTES[dtype]))
 
 
 def least_tpot_s(weights: float, kv: float, bytes_s: float) -> float:

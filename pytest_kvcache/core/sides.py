@@ -83,7 +83,7 @@ class Against:
             *drift_note(new, self.better),
             *noisier_note(stats.mean_variance(new)[1], runs, self.old),
             *((shift.words,) if shift else ()),
-            *((self.canary.note,) if self.canary.note else ()),
+            *((note,) if (note := self.canary.note) else ()),
         )
 
 

@@ -31,17 +31,14 @@ class Stepwise:
         llama._ctx.kv_cache_clear()
 
     def logits(self, tokens: list[int]) -> Any:
-        found = []
-        for start in range(0, len(tokens), self.llama.n_batch):
-            part = tokens[start : start + self.llama.n_batch]
-            self.batch.set_batch(part, n_past=self.past, logits_all=True)
-            self.llama._ctx.decode(self.batch)
-            self.past += len(part)
-            rows = ctypes.cast(self.llama._ctx.get_logits(), ctypes.POINTER(ctypes.c_float))
-            found.append(np.ctypeslib.as_array(rows, shape=(len(part), self.llama.n_vocab())).copy())
+        self.batch.set_batch(tokens, n_past=self.past, logits_all=True)
+        self.llama._ctx.decode(self.batch)
+        self.past += len(tokens)
+        rows = ctypes.cast(self.llama._ctx.get_logits(), ctypes.POINTER(ctypes.c_float))
+        found = np.ctypeslib.as_array(rows, shape=(len(tokens), self.llama.n_vocab())).copy()  # the next pass writes over it
         if self.forget and self.past > self.forget:
             self.llama._ctx.kv_cache_seq_rm(0, 0, self.past - self.forget)
-        return np.concatenate(found)
+        return found
 
     def cache_bytes(self) -> int:
         return 0  # its log tells it
