@@ -20,12 +20,25 @@ def in_a_thread(server):
         server.server_close()
 
 
+class Quiet(BaseHTTPRequestHandler):
+    """Says nothing of what it is asked; answers whole bodies."""
+
+    def answer(self, status, body):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args):
+        pass
+
+
 @contextlib.contextmanager
 def served(pages):
     """Its address. Below /odd it speaks no HTTP, below /half it promises more than it gives, below /busy it has no time; what is no page is
     not found."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def do_GET(self):
             below = self.path.removesuffix("/metrics")
             if below == "/odd":
@@ -37,9 +50,6 @@ def served(pages):
                 self.wfile.write(pages[self.path])
             else:
                 self.send_error(503 if below == "/busy" else 404)
-
-        def log_message(self, *args):
-            pass
 
     with in_a_thread(HTTPServer(("127.0.0.1", 0), Handler)) as address:
         yield address

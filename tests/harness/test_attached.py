@@ -4,7 +4,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 
 import pytest
 
@@ -13,7 +13,7 @@ from pytest_kvcache.core.spec import Gpu, Model, UserError
 from pytest_kvcache.frameworks import load
 from pytest_kvcache.harness import attached, restart
 
-from .pages import in_a_thread, raw
+from .pages import Quiet, in_a_thread, raw
 
 TOKEN = b'data: {"choices":[{"index":0,"text":"a"}]}\n\n'
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
@@ -73,7 +73,7 @@ class Serving:
     def up(self, port=0):
         state = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(Quiet):
             def do_GET(self):
                 if self.path == "/metrics":
                     page = f"process_start_time_seconds {state.started}\n".encode() if state.started else b""
@@ -89,13 +89,7 @@ class Serving:
                 if status is None:
                     time.sleep(0.3)
                     status = 200
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_):
-                pass
+                super().answer(status, body)
 
         with in_a_thread(ThreadingHTTPServer(("127.0.0.1", port), Handler)) as url:
             yield url

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 
 import pytest
 
@@ -10,7 +10,7 @@ from pytest_kvcache.core.load import Target
 from pytest_kvcache.core.spec import UserError
 from pytest_kvcache.harness.counted import plain_counts
 
-from .pages import in_a_thread
+from .pages import Quiet, in_a_thread
 
 COUNTS = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
 
@@ -20,16 +20,10 @@ def answering(status, data):
     """A server that gives one answer to whatever it is asked; its target and what it was asked."""
     asked = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def do_POST(self):
             asked.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"]))), self.headers.get("X-Own")))
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *args):
-            pass
+            self.answer(status, data)
 
     with in_a_thread(HTTPServer(("127.0.0.1", 0), Handler)) as address:
         yield Target(base_url=address, endpoint="/v1/completions", headers={"X-Own": "mine"}), asked
