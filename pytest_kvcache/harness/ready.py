@@ -6,9 +6,11 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from .asking import ask, opener
 
 if TYPE_CHECKING:
     from .server import EngineProcess
@@ -62,7 +64,7 @@ class _Probe(threading.Thread):
     def run(self) -> None:
         framework = self.engine.framework
         try:
-            status, _ = _request(self.engine, "GET", framework.health, min(5.0, self.left_s))
+            status, _ = _request(self.engine, framework.health, min(5.0, self.left_s))
             if status != 200:
                 self.answer = f"GET {framework.health} answered {status}"
                 return
@@ -78,24 +80,13 @@ class _Probe(threading.Thread):
             self.error = e
 
 
-def _request(engine: EngineProcess, method: str, path: str, timeout_s: float, body: Any = None) -> Answer:
+def _request(engine: EngineProcess, path: str, timeout_s: float, body: Any = None) -> Answer:
     """Status of the answer and its lines up to `[DONE]`."""
-    import http.client
-
     data = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json", "Accept": "text/event-stream"} if data else {}
-    with closing(http.client.HTTPConnection(engine.host, engine.launch.port, timeout=timeout_s)) as connection:
-        try:
-            connection.request(method, path, data, headers)
-            response = connection.getresponse()
-            lines: list[bytes] = []
-            for line in response:
-                lines.append(line.strip())
-                if lines[-1] == b"data: [DONE]":
-                    break
-        except http.client.HTTPException as e:
-            raise OSError(f"{type(e).__name__} {e}") from e
-        return response.status, lines
+    url = f"http://{engine.host}:{engine.launch.port}{path}"
+    status, text = ask(opener(None), url, limit_s=timeout_s, headers=headers, body=data)
+    return status, [line.strip() for line in text.encode().splitlines()]
 
 
 def _check_owner(engine: EngineProcess) -> None:
@@ -109,7 +100,7 @@ def _check_owner(engine: EngineProcess) -> None:
 def _check_model(engine: EngineProcess) -> None:
     model = engine.launch.model
     try:
-        status, lines = _request(engine, "GET", "/v1/models", 5.0)
+        status, lines = _request(engine, "/v1/models", 5.0)
         listed = json.loads(b"\n".join(lines))["data"] if status == 200 else []
         ids = {str(row[key]) for row in listed for key in ("id", "root") if row.get(key)}
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
@@ -123,7 +114,7 @@ def _one_token(engine: EngineProcess, timeout_s: float) -> str:
     """Empty when one streamed token came, else what came instead."""
     framework = engine.framework
     body = framework.body(engine.launch.model, "Hello", 1)
-    status, lines = _request(engine, "POST", framework.endpoint, timeout_s, body)
+    status, lines = _request(engine, framework.endpoint, timeout_s, body)
     if gave_a_token(status, lines):
         return ""
     words = b" ".join(lines).decode(errors="replace")[:300] or "nothing"
