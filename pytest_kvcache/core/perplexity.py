@@ -14,7 +14,7 @@ from typing import Any
 from .metrics import quantile
 
 TAILS = {"p99": 0.99, "p999": 0.999}
-LEAST = 1e-45  # a probability of nothing, as a float32 has it
+ROUNDING = 1e-7  # log-probabilities come as float32: what they sum to is known to this
 
 
 class NotScored(ValueError):
@@ -80,8 +80,8 @@ def divergence_of_top(reference: Mapping[int, float], found: Mapping[int, float]
     more than the divergence of the whole vocabulary, so a table that shows it must say so."""
     known = [t for t in reference if t in found]
     p, q = [math.exp(reference[t]) for t in known], [math.exp(found[t]) for t in known]
-    rest_p, rest_q = max(0.0, 1 - math.fsum(p)), max(LEAST, 1 - math.fsum(q))
-    lump = rest_p * math.log(rest_p / rest_q) if rest_p > 1e-7 else 0.0  # float32 sums to 1 within this
+    rest_p, rest_q = max(0.0, 1 - math.fsum(p)), max(0.0, 1 - math.fsum(q)) + ROUNDING
+    lump = rest_p * math.log(rest_p / rest_q) if rest_p else 0.0
     return max(0.0, math.fsum([a * (reference[t] - found[t]) for a, t in zip(p, known, strict=True)]) + lump)
 
 

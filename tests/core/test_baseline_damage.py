@@ -251,14 +251,14 @@ def test_every_odd_value_at_every_sort_of_place(folder, path):
             check(folder, written(doc), same=not rests_on((*path, name)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(changed())
 def test_a_change_at_any_place_of_the_document(folder, change):
     doc, figures = change
     check(folder, written(doc), same=not figures)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.sampled_from(GATES),
     st.floats(-1.5, 1.5) | st.sampled_from([-450.0, 450.0]),
@@ -277,7 +277,7 @@ def test_another_level_unit_or_card_of_all_runs_of_a_gate(folder, gate, shift, u
     assert check(folder, written(doc))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(changed(), min_size=2, max_size=3))
 def test_several_documents_of_which_one_takes_parts_of_the_others(folder, several):
     """Sessions of one, entries of another: what two people make of a merge by hand."""
@@ -313,13 +313,13 @@ def damaged(draw):
     return bytes(raw)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(damaged())
 def test_damage_to_any_bytes_of_the_file(folder, content):
     check(folder, content)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.sampled_from(OBJECTS), odd)
 def test_a_name_that_stands_twice_is_refused(folder, path, value):
     """Two values under one name: each reader takes another."""

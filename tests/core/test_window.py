@@ -1,7 +1,7 @@
 """The measured window on loads worked out by hand: where it begins and ends, what is counted in it."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_kvcache.core.metrics import measure
@@ -45,7 +45,6 @@ def test_a_closed_loop_is_measured_while_all_its_streams_are_busy(arrivals_known
 @given(
     st.integers(1, 8), st.integers(1, 16), st.integers(3, 8), st.floats(0.003, 2.0), st.floats(0, 0.0003), st.randoms(use_true_random=False)
 )
-@settings(deadline=None)
 def test_the_rate_is_the_true_one_wherever_the_answers_end_within_a_millisecond(streams, tokens, rounds, each, gap, random):
     """Streams in step, whose answers end within `gap` of each other and go on after 0.05 to 0.3 ms."""
     records, times, starts = [], [], [0.0] * streams
@@ -84,7 +83,6 @@ def test_idle_streams_show_in_the_mean_number_open():
 
 
 @given(st.lists(st.integers(0, 9_999), min_size=20, max_size=200), st.integers(1, 7))
-@settings(deadline=None)
 def test_the_peak_is_never_below_the_mean_whatever_the_tokens_of_an_event(ms, per_event):
     last = 10.0
     n = per_event * len(ms)
@@ -157,7 +155,6 @@ def test_a_load_of_several_processes_ends_when_the_first_has_sent_its_share():
 
 
 @given(st.lists(st.integers(0, 4_400), min_size=1, max_size=60), st.floats(3.0, 4.5))
-@settings(deadline=None)
 def test_the_peak_of_a_window_of_any_length_is_not_below_its_mean(ms, length):
     records = [
         record(0, 0.0, 0.0, length, len(ms)),
