@@ -22,7 +22,7 @@ from typing import Any
 from pytest_kvcache.core.load import Load, Target
 from pytest_kvcache.core.metrics import measure
 from pytest_kvcache.core.record import OK, Trace
-from pytest_kvcache.core.spec import OpenLoop
+from pytest_kvcache.core.scenarios import OpenLoop
 from pytest_kvcache.core.window import window_of
 from pytest_kvcache.core.workload import schedule
 from pytest_kvcache.harness import counters

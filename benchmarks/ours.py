@@ -26,7 +26,7 @@ def _cpu_s() -> float:
 
 def drive(scenario: Scenario, url: str, seed: int, folder: Path, ca_file: str | None, *, workers: int = 1) -> Report:
     from pytest_kvcache.core.load import Load, Target
-    from pytest_kvcache.core.spec import OpenLoop
+    from pytest_kvcache.core.scenarios import OpenLoop
     from pytest_kvcache.core.workload import schedule
     from pytest_kvcache.harness.loadgen import run
 

@@ -14,7 +14,8 @@ from pytest_kvcache.core.metrics import find_metric, measure
 from pytest_kvcache.core.plan import Wanted, make_plan
 from pytest_kvcache.core.progress import measurement
 from pytest_kvcache.core.record import RequestRecord, Trace
-from pytest_kvcache.core.spec import ClosedLoop, Gate
+from pytest_kvcache.core.scenarios import ClosedLoop
+from pytest_kvcache.core.spec import Gate
 from pytest_kvcache.harness.traces import part_of, write
 
 REQUESTS, RUNS, STREAMS = 100_000, 5, 256

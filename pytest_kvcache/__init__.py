@@ -1,7 +1,13 @@
 """pytest-kvcache: performance conformance of LLM KV caches, one pytest outcome per claim."""
 
 from .core.framework import Framework, Launch
-from .core.spec import Arm, ClosedLoop, Gate, Gpu, Model, OpenLoop
+from .core.limits import GAINS, LIMITS
+from .core.scenarios import Capacity, ClosedLoop, OpenLoop, Text
+from .core.schemes import PROTOCOLS, Scheme
+from .core.spec import Arm, Gate, Gpu, Model
 
-__all__ = ["Arm", "ClosedLoop", "Framework", "Gate", "Gpu", "Launch", "Model", "OpenLoop"]
+__all__ = [
+    "GAINS", "LIMITS", "PROTOCOLS", "Arm", "Capacity", "ClosedLoop", "Framework", "Gate", "Gpu", "Launch", "Model", "OpenLoop", "Scheme",
+    "Text",
+]  # fmt: skip
 __version__ = "0.1.0"

@@ -16,7 +16,8 @@ from .core.evidence import Evidence, changes, gather
 from .core.gate import INVALID, Verdict
 from .core.plan import Block, GateSpec
 from .core.record import Trace
-from .core.spec import Scenario, SpecError, UserError
+from .core.scenarios import Scenario
+from .core.spec import SpecError, UserError
 
 if TYPE_CHECKING:
     from .session import KvSession

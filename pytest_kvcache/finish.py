@@ -24,6 +24,7 @@ from .core.record import TRACE_NAMES
 from .core.spec import UserError
 from .recording import noise, record_block
 from .report import terminal
+from .report.quality_text import quality_table
 from .rows import Rows, rerecord, settled
 from .session import KvSession
 
@@ -50,6 +51,7 @@ def finish(
     if session.settings.replay:
         notes += _as_stored(session, verdicts)
     notes += _outgrown(session, blocks, rows, cache) + _orphans(session, blocks)
+    notes += [("", line) for line in quality_table(blocks)]
     failed = any(colour == "invalid" for colour, _ in notes)
     replay = session.settings.replay
     interrupted = interrupted or (session.stored_run.document["interrupted"] if replay else None)
@@ -132,7 +134,7 @@ def _outgrown(session: KvSession, blocks: Sequence[Mapping[str, Any]], rows: Row
     What was not measured now, or not judged (smoke, recording), counts for nothing. Without a cache there is no count.
     """
     s = session.settings
-    base = {(b["id"], key): e["base"] for b in blocks for key, e in b["evidence"].items() if e["need"] != "pair"}
+    base = {(b["id"], key): e["base"] for b in blocks for key, e in b["evidence"].items() if e["need"] not in ("pair", "limit")}
     if cache is None or s.replay or s.profile == "smoke":
         return []
     found = {

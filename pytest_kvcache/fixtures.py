@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from .core.framework import Framework
-from .core.spec import Gpu, Model, Scenario, UserError
+from .core.scenarios import Scenario
+from .core.spec import Gpu, Model, UserError
 from .options import Settings
 
 PARAMETRIZE = "parametrize kv_scenario with scenarios, for example ClosedLoop(isl=512, osl=128, concurrency=8)"

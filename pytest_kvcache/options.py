@@ -32,6 +32,7 @@ _OPTIONS = (
     ("serve-arg", "args", "ARG", "Argument passed on to the server as it is (repeatable)"),
     ("profile", "string", "NAME", f"How much to measure: {', '.join(PROFILES)} (default: ci)"),
     ("budget", "string", "TIME", "Stop starting new runs after this time: 90, 45s, 30m, 2h"),
+    ("corpus", "string", "PATH|wikitext2", "Text to score: PATH (text, JSON lines, parquet), wikitext2, or nothing for the texts of pydoc"),
     ("baselines", "string", "DIR", "Folder of the stored numbers (default: baselines in the root directory)"),
     ("record", "string", "missing|all", "Record this session's runs as the baseline: where there is none, or anew"),
     ("replay", "string", "RUN", "Judge a stored run (a folder of --kv-report, or its run.json) again; starts no engine"),
@@ -89,7 +90,7 @@ class Engine:
 class Settings:
     """Everything the user asked for, checked. `baselines_given` tells a folder named by the user from the default; `run` is the file
     that `replay` names with its document, `some` says that the user selected tests. `ab` is the interpreter of the other build, of a
-    stored run too."""
+    stored run too. `corpus` is as `harness.corpus.load_corpus` takes it."""
 
     gpu: Gpu
     engines: tuple[Engine, ...]
@@ -112,6 +113,7 @@ class Settings:
     start_timeout_s: float | None
     log_level: str
     command: str
+    corpus: str = ""
 
 
 def _value(config: pytest.Config, name: str) -> str:
@@ -161,7 +163,7 @@ def _endpoint(config: pytest.Config, record: str) -> Endpoint | None:
     from .core.address import Endpoint, parse, reached
 
     if other := next(
-        (o for o in ("ab", "calibrate", "serve-arg", "tp") if _value(config, o.replace("-", "_")) not in ("", "[]", "False")), ""
+        (o for o in ("ab", "calibrate", "corpus", "serve-arg", "tp") if _value(config, o.replace("-", "_")) not in ("", "[]", "False")), ""
     ):
         raise UserError(f"--kv-{other}: nothing is started with --kv-endpoint; leave one of the two out")
     if record and not restart:
@@ -282,6 +284,8 @@ def _stored(config: pytest.Config, path: Path) -> Subject:
         raise UserError("--kv-ab: nothing is measured with --kv-replay; a stored run of two builds is judged as such without it")
     if config.getoption("kv_calibrate"):
         raise UserError("--kv-calibrate: nothing is measured with --kv-replay; leave one of the two out")
+    if config.getoption("kv_corpus"):
+        raise UserError("--kv-corpus: nothing is measured with --kv-replay; leave one of the two out")
     if config.getoption("kv_record"):
         raise UserError("--kv-record: nothing is measured with --kv-replay, so there is nothing to record")
     report = _value(config, "report")
@@ -317,6 +321,17 @@ def _calibrates(config: pytest.Config, subject: Subject, record: str) -> bool:
     if other := [name for name, given in (("record", record), ("ab", _value(config, "ab"))) if given]:
         raise UserError(f"--kv-calibrate stores the machine's noise and judges nothing: leave --kv-{other[0]} out")
     return True
+
+
+def _corpus(config: pytest.Config) -> str:
+    """What `--kv-corpus` asks for, a path from where it was written; it is read when it is scored."""
+    from .core.corpora import WIKITEXT2
+
+    named = _value(config, "corpus")
+    if named in ("", WIKITEXT2):
+        return named
+    # By os.path: what follows a # is no path, and stays as it is.
+    return os.path.join(config.invocation_params.dir if config.getoption("kv_corpus") else config.rootpath, os.path.expanduser(named))
 
 
 def _selects(config: pytest.Config) -> bool:
@@ -365,6 +380,7 @@ def read_settings(config: pytest.Config) -> Settings:
         start_timeout_s=parse_time(timeout, "kv_start_timeout") if timeout else None,
         log_level=_log_level(config),
         command=shlex.join(["pytest", *_without_restart(masked_words(map(str, config.invocation_params.args)))]),
+        corpus="" if subject.run else _corpus(config),
     )
 
 

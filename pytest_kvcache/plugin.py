@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from . import options
-from .core.spec import Scenario, SpecError, UserError
+from .core.scenarios import Capacity, Scenario, Text
+from .core.spec import SpecError, UserError
 from .fixtures import (
     BILL,
     PARAMETRIZE,
@@ -32,6 +33,7 @@ from .fixtures import (
 )
 
 if TYPE_CHECKING:
+    from .core.framework import Framework
     from .core.plan import Wanted
     from .session import KvSession
 
@@ -214,9 +216,34 @@ class Conductor:
         from .core.flags import beyond
 
         name = item.callspec.params["kv_framework"]  # type: ignore[attr-defined]
+        framework = next(e.framework for e in self.settings.engines if e.framework.name == name)
+        if isinstance(scenario, Text):
+            return self._unscored(item, framework, scenario)
+        if isinstance(scenario, Capacity):
+            return self._unsized(item, framework, scenario)
         if self.settings.endpoint and (asked := next((a for a in scenario.arms if a.asked()), None)):
             return f"a server that runs already cannot be told {', '.join(asked.asked())} of the arm {asked.name}"
-        return beyond(next(e.framework for e in self.settings.engines if e.framework.name == name), scenario)
+        return beyond(framework, scenario)
+
+    def _unscored(self, item: pytest.Item, framework: Framework, scenario: Text) -> str:
+        """Why a test's text cannot be scored in this session; empty when it can."""
+        from .core.texts import unscored
+
+        s, model = self.settings, item.callspec.params["kv_model"]  # type: ignore[attr-defined]
+        random = next(m for m in s.models if m.key == model).dummy
+        return unscored(framework, scenario, _arms_named(item), beside=self._beside(), random=random)
+
+    def _unsized(self, item: pytest.Item, framework: Framework, scenario: Capacity) -> str:
+        """Why what a test's arms hold cannot be measured in this session; empty when it can."""
+        from .core.capacity import unsized
+
+        return unsized(framework, scenario, _arms_named(item), beside=self._beside())
+
+    def _beside(self) -> str:
+        """An option beside which nothing is measured that one run decides."""
+        s = self.settings
+        options = {"--kv-endpoint": s.endpoint, "--kv-ab": s.ab, "--kv-calibrate": s.calibrate}
+        return next((o for o, given in options.items() if given), "")
 
     def _is_asked(self, item: pytest.Item, scenario: Scenario) -> bool:
         """Whether the profile and the device include a scenario, and a calibration anything that its test claims."""
@@ -230,7 +257,12 @@ class Conductor:
         from .core.plan import block_id
 
         want = self._wanted(item, strict=False)
-        return want is None or str(want.scenario) in self._stored.get(block_id(want), ())
+        if want is None:
+            return True
+        names = {a.name for a in want.scenario.arms}  # of a text those that were scored
+        named = {a for g in want.gates for a in (g.arm, g.against) if a}
+        claimed = not isinstance(want.scenario, Text | Capacity) or named <= names
+        return claimed and str(want.scenario) in self._stored.get(block_id(want), ())
 
     @cached_property
     def _stored(self) -> dict[str, frozenset[str]]:
@@ -262,8 +294,33 @@ class Conductor:
         if not gates and strict:
             raise UserError(f"{item.nodeid}: no kv_gates marker; say what it claims, as @pytest.mark.kv_gates('output_tok_s')")
         family = getattr(item, "originalname", item.name).removeprefix("test_")
+        if isinstance(scenario, Text):
+            scenario = self._narrowed(scenario, params["kv_framework"], params["kv_model"])
+        if isinstance(scenario, Capacity):
+            scenario = self._narrowed_sizes(scenario, params["kv_framework"], params["kv_model"])
         want = Wanted(framework=params["kv_framework"], model=params["kv_model"], family=family, scenario=scenario, gates=gates)
         return on_two_builds(want) if self.settings.ab else want
+
+    def _narrowed(self, scenario: Text, framework: str, model: str) -> Text:
+        """A text with the arms that the framework has, or that the run had which is judged again."""
+        from .core.texts import asks, narrowed, stored_arms
+
+        if self.settings.run:
+            names = stored_arms(self.settings.run[1]["plan"], framework, model, str(scenario))
+            return narrowed(scenario, lambda arm: arm.name in names)
+        found = next(e.framework for e in self.settings.engines if e.framework.name == framework)
+        return narrowed(scenario, lambda arm: asks(found, arm) is not None)
+
+    def _narrowed_sizes(self, scenario: Capacity, framework: str, model: str) -> Capacity:
+        """As `_narrowed`, of what caches hold."""
+        from .core.capacity import narrowed, stored_arms
+        from .core.flags import unsupported
+
+        if self.settings.run:
+            names = stored_arms(self.settings.run[1]["plan"], framework, model, str(scenario))
+            return narrowed(scenario, lambda arm: arm.name in names)
+        found = next(e.framework for e in self.settings.engines if e.framework.name == framework)
+        return narrowed(scenario, lambda arm: not unsupported(found, arm))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """The plan is final only here: -k, -m and --lf deselect after every pytest_collection_modifyitems."""
@@ -382,6 +439,12 @@ class Conductor:
             terminalreporter.write_line(terminal.told(f"not judged: {n} test(s): {why}"), **terminal.COLOURS["no-baseline"])
         for colour, line in self.notes:
             terminalreporter.write_line(terminal.told(line), **terminal.COLOURS.get(colour, {}))
+
+
+def _arms_named(item: pytest.Item) -> set[str]:
+    """The arms that the gates of a test name."""
+    gates = (g for m in item.iter_markers("kv_gates") for g in m.args)
+    return {a for g in gates for a in (getattr(g, "arm", None), getattr(g, "against", None)) if a}
 
 
 def _is_skipped(item: pytest.Item) -> bool:

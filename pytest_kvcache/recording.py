@@ -13,6 +13,7 @@ from .core.calibration import SUFFIX, Noise, of_gates
 from .core.evidence import from_plain
 from .core.gate import MIN_BASE_RUNS, NO_BASELINE, PASS
 from .core.metrics import find_metric
+from .core.still import STILL
 from .core.windows import runs_of
 from .rows import Rows
 from .session import KvSession
@@ -70,6 +71,8 @@ def noise(session: KvSession, blocks: list[dict[str, Any]]) -> list[Noise]:
 def _stored_words(r: stored.Recording, total: int) -> str:
     if r.judged is not None:
         return f"it passed: its first {len(r.runs)} runs were added to the baseline, which has {total} now"
+    if r.metric.drift is not None:
+        return ""
     return f"{total} runs are stored: judged once there are {MIN_BASE_RUNS}" if total < MIN_BASE_RUNS else ""
 
 
@@ -78,7 +81,8 @@ def _gathering(session: KvSession, block: Mapping[str, Any]) -> dict[str, tuple[
     if session.settings.record != "missing":
         return {}
     bases = {key: from_plain(e).base for key, e in block["evidence"].items() if e["need"] == "judge"}
-    return {key: base.runs for key, base in bases.items() if stored.incomplete(base, session.rule)}
+    still = {key for key in bases if find_metric(key.rsplit("/", 1)[1]).drift is not None}  # whole with its first run
+    return {key: base.runs for key, base in bases.items() if key not in still and stored.incomplete(base, session.rule)}
 
 
 def _recordings(session: KvSession, block: Mapping[str, Any], gathering: Mapping[str, tuple[float, ...]]) -> list[stored.Recording]:
@@ -87,10 +91,11 @@ def _recordings(session: KvSession, block: Mapping[str, Any], gathering: Mapping
     An improvement is not added: a level between two would hide a part of a later loss. It takes the place of the old one only
     when that is asked for.
     """
-    found, wanted = [], session.rule.record_runs
+    found = []
     workloads = {t["scenario"]: t["workload"] for t in block["traces"] if t["requests"]}
     for key, verdict in block["verdicts"].items():
         _, scenario, arm, metric = key.split("/")
+        wanted = (session.rule if find_metric(metric).drift is None else STILL).record_runs
         runs = runs_of(block["measurements"], scenario, arm)
         fresh = verdict["verdict"] == NO_BASELINE and not verdict["reason"]
         passed = verdict["verdict"] == PASS and key in gathering

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .core import baseline as baselines
-from .core.evidence import Evidence, from_plain
+from .core.evidence import Evidence, from_plain, rule_of
 from .core.gate import INVALID, Base, Rule, Verdict
 from .core.plan import Block, GateSpec
 from .core.record import TRACE_NAMES, Trace
@@ -83,7 +83,7 @@ def _check(run: StoredRun, blocks: Sequence[str]) -> None:
     for name in run.document["blocks"]:
         for i, (m, row, trace) in enumerate(run.rows(name)):
             same = all(m[k] == row[k] for k in ("scenario", "arm", "run"))
-            if not same or (trace and not trace.records and m["valid"]):
+            if not same or (trace and not (trace.records or trace.tokens) and m["valid"]):
                 raise UserError(f"{run.file}: damaged: not what its requests are of @ $.blocks[{name!r}].measurements[{i}]")
 
 
@@ -96,10 +96,12 @@ def evidence(run: StoredRun, block: Block, gates: Iterable[GateSpec], rule: Rule
             one = from_plain(known[gate.key]) if gate.key in known else Evidence(need="judge", base=Base(missing=NOT_STORED))
         except (TypeError, KeyError, AttributeError) as e:
             raise UserError(f"{run.file}: damaged @ $.blocks[{block.id!r}].evidence[{gate.key!r}] ({e})") from e
-        if gate.against:
+        if gate.once:
+            one = Evidence(need="limit", base=Base())
+        elif gate.against:
             one = replace(one, need="report" if smoke else "pair")
         elif one.need not in ("record", "attached"):
-            one = replace(one, need=baselines.need(one.base, rule, record=None, smoke=smoke))
+            one = replace(one, need=baselines.need(one.base, rule_of(gate, rule), record=None, smoke=smoke))
         found[gate.key] = one
     return found
 
@@ -148,7 +150,7 @@ def again(row: Mapping[str, Any], trace: Trace | None) -> dict[str, Any]:
     from .core.progress import measurement
     from .core.validity import trace_problem
 
-    if trace is None or not trace.records:
+    if trace is None or not (trace.records or trace.tokens):
         return dict(row)
     problem = trace_problem(trace)
     return measurement(trace, problem[0] if problem else None) | {"canary": row["canary"]}

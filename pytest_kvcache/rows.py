@@ -24,10 +24,11 @@ def row(session: KvSession, block: dict[str, Any], spec: GateSpec, test: str) ->
     return found | {
         "key": spec.key, "test": test, "block": block["id"], "family": spec.family, "scenario": spec.scenario,
         "arm": spec.arm, "metric": spec.metric, "unit": metric.unit, "better": metric.better,
-        "outcome": "failed" if failed else "passed", "cure": None if spec.against else _cure(session, found),
+        "outcome": "failed" if failed else "passed", "cure": None if spec.against or spec.limit is not None else _cure(session, found),
         "changed": list(block["evidence"][spec.key]["changed"]) if regressed else [],
         "moved_with": _moved_with(block, spec.key) if regressed else [], "remarks": [],
         **({"against": spec.against} if spec.against else {}), **({"at_least": spec.at_least} if spec.at_least else {}),
+        **({"limit": spec.limit} if spec.limit is not None else {}),
     }  # fmt: skip
 
 

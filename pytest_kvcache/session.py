@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 from .blocks import measured, read
 from .core.calibration import RUNS, SUFFIX
-from .core.gate import MIN_BASE_RUNS, Rule, rule_for
+from .core.evidence import rule_of
+from .core.gate import Rule, rule_for
 from .core.masking import masked
 from .core.plan import Block, Cost, GateSpec, cost, make_plan, plan_row, runs_range
 from .core.spec import Arm, UserError
+from .core.still import STILL
 from .options import Engine, Settings
 from .report import terminal
 
@@ -151,18 +153,20 @@ class KvSession:
         gates = block.gates
         doc = self.document(block.framework, block.model) if read else {"entries": {g.key: None for g in gates}}
         kinds = {self._rough_need(g, doc["entries"].get(g.key), known=g.key in doc["entries"]) for g in gates}
-        return cost(block, runs_range(self.rule, kinds), self.settings.gpu.kind)
+        return cost(block, runs_range(STILL if block.still else self.rule, kinds), self.settings.gpu.kind)
 
     def _rough_need(self, gate: GateSpec, entry: dict[str, Any] | None, *, known: bool) -> str:
         """What a gate will probably need, before weights and environment are looked at."""
         record = self.settings.record
         if self.settings.calibrate:
             return "record"
+        if gate.once:
+            return "limit"
         if gate.against:
             return "report" if self.settings.profile == "smoke" else "pair"
         if self.settings.endpoint and not self.settings.endpoint.restart:
             return "attached"
-        if record == "all" or (record == "missing" and (entry is None or len(entry["runs"]) < MIN_BASE_RUNS)):
+        if record == "all" or (record == "missing" and (entry is None or len(entry["runs"]) < rule_of(gate, self.rule).base_runs)):
             return "record"
         return "report" if self.settings.profile == "smoke" else "judge" if known else "nothing"
 
@@ -270,7 +274,7 @@ class KvSession:
         return EngineSpec(
             framework=engine.framework, model=model, gpu=self.settings.gpu, python=engine.python,
             command=engine.command, serve_args=self.settings.serve_args, tp=self.settings.tp, other=self.settings.ab or "",
-            start_timeout_s=self.settings.start_timeout_s, log_level=self.settings.log_level,
+            start_timeout_s=self.settings.start_timeout_s, log_level=self.settings.log_level, corpus=self.settings.corpus,
         )  # fmt: skip
 
     def _attached(self, engine: Engine, model_key: str) -> Any:

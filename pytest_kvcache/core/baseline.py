@@ -88,9 +88,9 @@ def lookup(doc: Mapping[str, Any], key: str, metric: Metric, now: Current) -> Ba
     )  # fmt: skip
 
 
-def usable(base: Base) -> bool:
+def usable(base: Base, rule: Rule) -> bool:
     """Whether there is a number to compare with."""
-    return not base.missing and not base.mismatch and len(base.runs) >= MIN_BASE_RUNS
+    return not base.missing and not base.mismatch and len(base.runs) >= rule.base_runs
 
 
 def incomplete(base: Base, rule: Rule) -> bool:
@@ -106,11 +106,11 @@ def need(base: Base, rule: Rule, *, record: str | None, smoke: bool) -> str:
     is no baseline to compare with, and measuring would only delay saying so. A usable baseline that is `incomplete` is judged
     first: what is stored of this session depends on its verdict. A number of something else is not missing: only `all` replaces it.
     """
-    if record == "all" or (record == "missing" and not usable(base) and not base.mismatch):
+    if record == "all" or (record == "missing" and not usable(base, rule) and not base.mismatch):
         return "record"
     if smoke:
         return "report"
-    return "judge" if usable(base) else "nothing"
+    return "judge" if usable(base, rule) else "nothing"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from .fingerprint import differences
 from .gate import Base, Rule
 from .metrics import find_metric
 from .plan import GateSpec
+from .still import STILL
 
 # Against another card of the same model: cards differ by more than sessions do (STATISTICS.md, section 7).
 REFERENCE_MARGIN = 0.10
@@ -21,8 +22,8 @@ REFERENCE_PRIOR = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """`need` of this session (see `core.baseline.need`; `pair`: two arms in turns), the stored number, and what the environment has
-    changed since it, or what one build has changed that the other has not."""
+    """`need` of this session (see `core.baseline.need`; `pair`: two arms in turns; `limit`: nothing is stored), the stored number, and
+    what the environment has changed since it, or what one build has changed that the other has not."""
 
     need: str
     base: Base
@@ -41,16 +42,24 @@ def gather(
     `noise` is a document of the same form, of the sessions that calibrated the machine. A server that is `attached` has no fresh starts:
     one run of it is one observation, whatever is asked.
     """
+    if gate.once:
+        return Evidence(need="limit", base=Base())
     if gate.against:
         return Evidence(need="report" if smoke or attached else "pair", base=Base())
     metric = find_metric(gate.metric)
+    rule = rule_of(gate, rule)
     base = stored.lookup(doc, gate.key, metric, now)
-    if noise and base.runs:
+    if noise and base.runs and metric.drift is None:
         known = session_sd(stored.lookup(noise, gate.key, metric, now), metric.better, rule)
         base = dataclasses.replace(base, session_sd=known)
     if attached:
         return Evidence(need="attached", base=base)
     return Evidence(need=stored.need(base, rule, record=record, smoke=smoke), base=base)
+
+
+def rule_of(gate: GateSpec, rule: Rule) -> Rule:
+    """The rule of a gate where that of numbers that vary from run to run is `rule`."""
+    return rule if find_metric(gate.metric).drift is None else STILL
 
 
 def as_judged(gate: GateSpec, base: Base, rule: Rule) -> tuple[GateSpec, Rule, tuple[str, ...]]:

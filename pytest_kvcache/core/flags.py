@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .framework import Flag, Framework
-from .spec import Arm, ClosedLoop, Scenario, UserError
+from .scenarios import ClosedLoop, Scenario
+from .spec import Arm, UserError
 
 Flags = Mapping[str, tuple[Flag, ...]]
 Dtypes = Mapping[str, Mapping[str, str]]

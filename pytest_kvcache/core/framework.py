@@ -49,6 +49,28 @@ class Flag:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Probe:
+    """How a framework scores a text in its own process: `script`, one of this package's probes, run by its interpreter. It is told an
+    arm's precision of the cache and of the weights by `kv` and `weights`, by the names that arms have; what has no row it cannot do.
+
+    `floor` and `negative` are the controls: 16 bits in one pass, and a cache made worse on purpose. `needs`: modules of its interpreter for
+    a setting (`kv_dtype=int8`), with the pip line that installs them. `on`: what else it is told on a device (`cpu`, `cuda`). `alone`: its
+    interpreter holds one cache at a time, so each arm has a process of its own, which tells the `top` likeliest tokens of each place: a
+    divergence from these is a lower bound.
+    """
+
+    script: str
+    kv: Mapping[str, Mapping[str, Any]]
+    weights: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"auto": {}})
+    floor: Mapping[str, Any] = field(default_factory=lambda: {"one_pass": True})
+    negative: Mapping[str, Any]
+    needs: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    on: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    alone: bool = False
+    top: int = 20
+
+
+@dataclass(frozen=True, kw_only=True)
 class Framework:
     """An adapter: facts about one serving framework and pure functions, found by entry point."""
 
@@ -92,6 +114,10 @@ class Framework:
     without_end: Callable[[Sequence[int]], dict[str, Any]] = lambda ends: {}
     streams_usage: bool = True
     health: str = "/health"
+
+    # --- how it scores a text through its cache, or why it cannot here
+    probe: Probe | None = None
+    no_probe: str = ""
 
     # --- what its metrics page says in common readings, and why it has none of some
     metrics: str = "/metrics"

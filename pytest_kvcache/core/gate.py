@@ -21,6 +21,7 @@ from .rule import (
     IMPROVEMENT,
     INCONCLUSIVE,
     INVALID,
+    MIN_BASE_RUNS,
     NO_BASELINE,
     P_SEQ_LIMIT,
     PAIRED,
@@ -40,12 +41,12 @@ from .verdict import FEW_SAMPLES, HUGE, Base, Verdict, as_change, fails, false_a
 
 # The whole gate is had from here.
 __all__ = [
-    "IMPROVEMENT", "INCONCLUSIVE", "INVALID", "MIN_BASE_RUNS", "MISMATCH", "NO_BASELINE", "PAIRED", "PASS", "P_SEQ_LIMIT", "REGRESSION",
+    "IMPROVEMENT", "INCONCLUSIVE", "INVALID", "MIN_BASE_RUNS", "MISMATCH", "NOTHING_STORED", "NO_BASELINE",
+    "PAIRED", "PASS", "P_SEQ_LIMIT", "REGRESSION",
     "RULES", "VERDICTS", "Base", "Limit", "Rule", "Verdict", "as_change", "fails", "false_alarms", "geometric_mean", "in_unit", "judge",
     "judge_paired", "rule_for", "too_few_samples",
 ]  # fmt: skip
 
-MIN_BASE_RUNS = 5
 # No build is better than another by more than this factor: a wrong unit, or a broken measurement.
 IMPLAUSIBLE = 100.0
 MISMATCH = "the baseline is of something else: "

@@ -25,7 +25,8 @@ Samples = Callable[[RequestRecord], float | None]
 @dataclass(frozen=True)
 class Metric:
     """A row of the table. `sample` gives one value a request (quantiles are taken of it), `total` one value a run; `pooled`
-    ones have a value a token, counted in the trace."""
+    ones have a value a token, counted in the trace. One with `drift` does not vary from run to run: its change of builds that may be made
+    without a word (a fraction) is the margin of its gates on a baseline (`core.still`)."""
 
     name: str
     unit: str
@@ -34,11 +35,12 @@ class Metric:
     sample: Samples | None = None
     total: Callable[[Window], float | None] | None = None
     pooled: bool = False
+    drift: float | None = None
 
     @property
     def single(self) -> bool:
         """Whether a run has one value of it, not a distribution."""
-        return self.total is not None
+        return self.total is not None or self.drift is not None
 
 
 def _ms(start: float | None, end: float | None) -> float | None:
@@ -85,15 +87,31 @@ METRICS: dict[str, Metric] = {
                total=_per_second(_all_tokens)),
         Metric("req_s", "req/s", "higher", "req_s.v2 = requests answered in the window / its length",
                total=_per_second(lambda w: w.answered)),
+        # Of one text and one build: BF16 in place of FP16 moves the ratio by 4e-4 (llama.cpp's table), other kernels by less.
+        Metric("ppl", "", "lower", "ppl.v1 = exp(mean negative log-likelihood of the scored tokens)", drift=0.005),
+        Metric("ppl_ratio", "", "lower", "ppl_ratio.v1 = ppl / that of the 16-bit reference on the same tokens", drift=0.002),
+        Metric("kld.mean", "nats", "lower", "kld.mean.v1 = KL(reference || arm), whole vocabulary, mean of the scored tokens", drift=0.25),
+        Metric("kld.p99", "nats", "lower", "kld.p99.v1 = KL(reference || arm), whole vocabulary, P99 of the scored tokens", drift=0.3),
+        Metric("kld.p999", "nats", "lower", "kld.p999.v1 = KL(reference || arm), whole vocabulary, P99.9 of the scored tokens", drift=0.5),
+        Metric("top1", "", "higher", "top1.v1 = share of scored tokens whose likeliest token is the reference's", drift=0.01),
+        # A pool of a given size is the same to a block; one that a server sizes by what is free differs by parts in a thousand.
+        Metric("kv_bytes_per_token", "B/tok", "lower", "kv_bytes_per_token.v1 = bytes of the KV pool / tokens that it holds, as the server"
+               " tells both, on one GPU", drift=0.01),
+        Metric("kv_tokens", "tok", "higher", "kv_tokens.v1 = tokens that the KV pool holds, as the server tells", drift=0.02),
+        Metric("kv_size_ratio", "", "lower", "kv_size_ratio.v1 = kv_bytes_per_token / bytes of a token by the model's configuration and the"
+               " precision asked for, scales included", drift=0.01),
     )
 }  # fmt: skip
 
+SIZES = ("kv_bytes_per_token", "kv_tokens", "kv_size_ratio")  # of what a cache holds; the others with `drift` are of a text
 MIN_KNOWN = 0.8
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
 def find_metric(name: str) -> Metric:
     """The row of a metric or of one of its quantiles (`ttft_ms.p50`); SpecError with the known names."""
+    if (metric := METRICS.get(name)) and metric.drift is not None:
+        return metric
     base, _, quantile = name.partition(".")
     metric = METRICS.get(base)
     if metric and bool(quantile) != metric.single and (not quantile or quantile in QUANTILES):
@@ -104,7 +122,7 @@ def find_metric(name: str) -> Metric:
 
 def quantile_of(name: str) -> float | None:
     """Which quantile a metric's full name asks for (`ttft_ms.p99`: 0.99); None for one that has no distribution."""
-    return QUANTILES.get(name.partition(".")[2])
+    return None if name in METRICS else QUANTILES.get(name.partition(".")[2])
 
 
 def percentile(values: Sequence[float], q: float, *, failed: int = 0) -> float | None:
@@ -146,6 +164,8 @@ def measure(trace: Trace, window: Window | None = None) -> dict[str, float]:
     failed = len(trace.records) - len(answers)
     found: dict[str, float | None] = {}
     for metric in METRICS.values():
+        if metric.drift is not None:
+            continue
         if metric.total:
             found[metric.name] = metric.total(window) if window else None
             continue

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from .metrics import quantile
+from .stats import ALPHA
 
 TAILS = {"p99": 0.99, "p999": 0.999}
+MOST_LOG = 700.0  # exp of more is no float
 ROUNDING = 1e-7  # log-probabilities come as float32: what they sum to is known to this
 
 
@@ -76,13 +78,26 @@ def paired_error(error: float, base_error: float, correlation: float) -> float:
 
 
 def divergence_of_top(reference: Mapping[int, float], found: Mapping[int, float]) -> float:
-    """The KL divergence from the log-probabilities of the likeliest tokens on both sides; what is not known of both is one lump. Never
-    more than the divergence of the whole vocabulary, so a table that shows it must say so."""
+    """The KL divergence from the log-probabilities of the likeliest tokens on both sides; what neither side tells is one lump. Never
+    more than the divergence of the whole vocabulary, so a table that shows it must say so.
+
+    A token that only the reference tells has no more on the other side than the least of those which that tells. What is left of the other
+    side is shared out as it diverges least: in proportion to the reference, up to that cap.
+    """
     known = [t for t in reference if t in found]
-    p, q = [math.exp(reference[t]) for t in known], [math.exp(found[t]) for t in known]
-    rest_p, rest_q = max(0.0, 1 - math.fsum(p)), max(0.0, 1 - math.fsum(q)) + ROUNDING
-    lump = rest_p * math.log(rest_p / rest_q) if rest_p else 0.0
-    return max(0.0, math.fsum([a * (reference[t] - found[t]) for a, t in zip(p, known, strict=True)]) + lump)
+    p = [math.exp(reference[t]) for t in known]
+    alone = sorted((math.exp(v) for t, v in reference.items() if t not in found), reverse=True)
+    rest = max(0.0, 1 - math.fsum(p) - math.fsum(alone))
+    free = max(0.0, 1 - math.fsum([math.exp(found[t]) for t in known])) + ROUNDING
+    cap = math.exp(min(found.values(), default=0.0)) + ROUNDING
+    terms = [a * (reference[t] - found[t]) for a, t in zip(p, known, strict=True)]
+    left = rest + math.fsum(alone)
+    while alone and alone[0] * free > cap * left:
+        terms.append(alone[0] * math.log(alone[0] / cap))
+        free, left = max(free - cap, ROUNDING), left - alone.pop(0)
+    if left > 0:
+        terms.append(left * math.log(left / free))
+    return max(0.0, math.fsum(terms))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,33 +121,75 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A figure with its clustered standard error; None where it has none (a quantile)."""
+    """A figure with its clustered standard error; None where it has none (a quantile). `bounds`: the ends that 5 % of texts like it lie
+    below and above of by chance; an end beyond what the text can show is -inf or inf."""
 
     value: float
     error: float | None = None
+    bounds: tuple[float, float] = (-math.inf, math.inf)
+
+
+def scores_of(tokens: Mapping[str, Sequence[Any]]) -> Scores:
+    """From what a trace keeps of its scored tokens."""
+    return Scores(
+        nll=tokens["nll"], base_nll=tokens["base_nll"], kld=tokens["kld"], same=[bool(s) for s in tokens["same"]], chunks=tokens["chunk"]
+    )
 
 
 def summarise(scores: Scores) -> dict[str, Figure]:
     """`ppl`, `ppl_ratio`, `kld.mean`, `kld.p99`, `kld.p999` and `top1` (a share) of an arm; errors of ratios by the delta method."""
-    problem = _unusable(scores)
+    problem = unusable(scores)
     if problem:
         raise ValueError(problem)
     tokens = [int(n) for n in scores.by_chunk([1.0] * len(scores.nll))]
-    nll, nll_error = clustered_mean(scores.by_chunk(scores.nll), tokens)
-    ratio, ratio_error = paired_log_ratio(scores.by_chunk(scores.base_nll), scores.by_chunk(scores.nll), tokens)
+    half = _half(len(tokens))
+    nll = clustered_mean(scores.by_chunk(scores.nll), tokens)
+    ratio = paired_log_ratio(scores.by_chunk(scores.base_nll), scores.by_chunk(scores.nll), tokens)
     kld = clustered_mean(scores.by_chunk(scores.kld), tokens)
     top = clustered_mean(scores.by_chunk([float(s) for s in scores.same]), tokens)
-    ascending = sorted(scores.kld)
     return {
-        "ppl": Figure(value=math.exp(nll), error=math.exp(nll) * nll_error),
-        "ppl_ratio": Figure(value=math.exp(ratio), error=math.exp(ratio) * ratio_error),
-        "kld.mean": Figure(value=kld[0], error=kld[1]),
-        "top1": Figure(value=top[0], error=top[1]),
-        **{f"kld.{name}": Figure(value=float(quantile(ascending, None, q) or 0.0)) for name, q in TAILS.items()},
+        "ppl": _exponential(*nll, half),
+        "ppl_ratio": _exponential(*ratio, half),
+        "kld.mean": _plain(*kld, half),
+        "top1": _plain(*top, half, most=1.0),
+        **{f"kld.{name}": _tail(scores, tokens, q, half) for name, q in TAILS.items()},
     }
 
 
-def _unusable(scores: Scores) -> str:
+def _half(chunks: int) -> float:
+    """How many standard errors of so many chunks a bound lies away."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(chunks - 1, 1 - ALPHA))
+
+
+def _plain(value: float, error: float, half: float, *, most: float = math.inf) -> Figure:
+    """A figure that is not below 0."""
+    return Figure(value=value, error=error, bounds=(max(0.0, value - half * error), min(most, value + half * error)))
+
+
+def _exponential(log: float, error: float, half: float) -> Figure:
+    """A figure from its logarithm; the error by the delta method."""
+    low, high = (math.exp(min(log + side * half * error, MOST_LOG)) for side in (-1, 1))
+    return Figure(value=math.exp(log), error=math.exp(log) * error, bounds=(low, high))
+
+
+def _tail(scores: Scores, tokens: Sequence[int], q: float, half: float) -> Figure:
+    """A quantile of the divergences. Its bounds are those of the share below it, turned back into divergences (Woodruff 1952, J. Amer.
+    Statist. Assoc. 47:635): a share of tokens that depend on each other has a clustered error like any other mean."""
+    ascending, n = sorted(scores.kld), len(scores.kld)
+    value = float(quantile(ascending, None, q) or 0.0)
+    _, error = clustered_mean(scores.by_chunk([float(v <= value) for v in scores.kld]), tokens)
+    error = max(error, math.sqrt(q * (1 - q) / n))  # no text says more of it than independent tokens would
+
+    def at(share: float) -> float:
+        rank = math.ceil(share * n - 1e-9)
+        return math.inf if rank > n else ascending[rank - 1] if rank >= 1 else 0.0
+
+    return Figure(value=value, bounds=(at(q - half * error), at(q + half * error)))
+
+
+def unusable(scores: Scores) -> str:
     """Why the tokens of an arm give no figure; empty when they do."""
     for name, values in (("nll", scores.nll), ("base_nll", scores.base_nll), ("kld", scores.kld)):
         bad = next((i for i, v in enumerate(values) if not 0 <= v < math.inf), None)

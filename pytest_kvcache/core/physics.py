@@ -13,7 +13,8 @@ from typing import Any
 
 from .gpus import GPUS
 from .kv_size import Format, Layers, bytes_per_token
-from .spec import Arm, ClosedLoop, Gpu, Model, Scenario
+from .scenarios import ClosedLoop, Traffic
+from .spec import Arm, Gpu, Model
 
 TOLERANCE = 0.02
 # Bytes of a weight or of a cached number; the framework's own choice is 16 bits for every model of the catalogue.
@@ -115,7 +116,7 @@ def card_of(environment: Mapping[str, Any]) -> Card | None:
     return cards(gpu, len(uuids)) if gpu and uuids else None
 
 
-def limit_of(metric: str, scenario: Scenario, arm: Arm, model: Model | None, environment: Mapping[str, Any]) -> Limit | None:
+def limit_of(metric: str, scenario: Traffic, arm: Arm, model: Model | None, environment: Mapping[str, Any]) -> Limit | None:
     """The tightest bound on a metric of a scenario that is known; None where nothing is."""
     argv = [str(word) for word in environment.get("subject", {}).get("server_argv", ())]
     card = card_of(environment)
@@ -132,21 +133,21 @@ def limit_of(metric: str, scenario: Scenario, arm: Arm, model: Model | None, env
     return _bound(metric.partition(".")[0], scenario, card, token_s, tok_s, by_compute)
 
 
-def _own_cache(model: Model, arm: Arm, scenario: Scenario, argv: Sequence[str]) -> float:
+def _own_cache(model: Model, arm: Arm, scenario: Traffic, argv: Sequence[str]) -> float:
     """Bytes of the prompt's keys and values; 0 where their precision is not known."""
     if arm.kv_dtype == "auto" and any("cache-dtype" in word or "cache-type" in word or "cache_dtype" in word for word in argv):
         return 0.0
     return (kv_bytes_per_token(model, arm.kv_dtype) or 0.0) * scenario.isl
 
 
-def _most_tok_s(scenario: Scenario, token_s: float | None, by_compute: float | None) -> float | None:
+def _most_tok_s(scenario: Traffic, token_s: float | None, by_compute: float | None) -> float | None:
     found = [] if by_compute is None else [by_compute]
     if token_s is not None and isinstance(scenario, ClosedLoop):
         found.append(most_tok_s_by_memory(scenario.concurrency, token_s))
     return min(found, default=None)
 
 
-def _bound(name: str, scenario: Scenario, card: Card, token_s: float | None, tok_s: float | None, by_compute: float | None) -> Limit | None:
+def _bound(name: str, scenario: Traffic, card: Card, token_s: float | None, tok_s: float | None, by_compute: float | None) -> Limit | None:
     by_memory = f"weights and cache of a token, read once by {card.label}"
     least = {"tpot_ms": 1.0, "e2e_ms": scenario.osl - 1.0}
     if name in least and token_s is not None and least[name] > 0:

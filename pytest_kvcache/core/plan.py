@@ -11,11 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from .capacity import CAPACITY
 from .gate import PAIRED, Rule
-from .lint import gate_problem
+from .lint import gate_problem, text_problem
 from .metrics import find_metric
 from .samples import default_margin
-from .spec import OTHER, Arm, ClosedLoop, Gate, Scenario, SpecError
+from .scenarios import Capacity, ClosedLoop, Scenario, Text, Traffic
+from .spec import OTHER, Arm, Gate, SpecError
+from .texts import TEXT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +26,7 @@ class GateSpec:
     """One number to judge: `key` names it in baselines (family / scenario / arm / metric), never a pytest node id.
 
     With `against`, an arm that is measured in turns with it, there is no baseline; `at_least` is the gain that is claimed then, in
-    place of a margin.
+    place of a margin. With `limit`, in the metric's own unit, nothing else is asked.
     """
 
     key: str
@@ -35,6 +38,12 @@ class GateSpec:
     floor: float = 0.0
     against: str = ""
     at_least: float | None = None
+    limit: float | None = None
+
+    @property
+    def once(self) -> bool:
+        """Whether one run decides it and nothing stored is asked: a limit, or a number without spread beside that of another arm."""
+        return self.limit is not None or bool(self.against and find_metric(self.metric).drift is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +80,16 @@ class Block:
     together: bool = False
 
     @property
+    def text(self) -> bool:
+        """Whether texts are scored, which is done once, for all arms at once."""
+        return any(isinstance(t.scenario, Text) for t in self.tasks)
+
+    @property
+    def still(self) -> bool:
+        """Whether its numbers do not vary from run to run: one run of it decides, and the machine's state is no matter."""
+        return any(isinstance(t.scenario, Text | Capacity) for t in self.tasks)
+
+    @property
     def gates(self) -> tuple[GateSpec, ...]:
         """Those of all its tasks."""
         return tuple(g for t in self.tasks for g in t.gates)
@@ -78,7 +97,9 @@ class Block:
 
 def block_id(want: Wanted) -> str:
     arms = "+".join(a.name + "".join(f",{k}={v}" for k, v in a.asked().items()) for a in want.scenario.arms)
-    return f"{want.framework}/{want.model}/{arms}"
+    kinds = {Text: TEXT, Capacity: CAPACITY}  # measured in another way, never with a load
+    kind = kinds.get(type(want.scenario), "")
+    return f"{want.framework}/{want.model}/{kind}{arms}"
 
 
 def as_gate(value: Gate | str) -> Gate:
@@ -110,7 +131,7 @@ def gate_specs(want: Wanted, margin: float) -> tuple[GateSpec, ...]:
     scenario, requests = str(want.scenario), want.scenario.n_requests
     names = [a.name for a in want.scenario.arms]
     for gate in want.gates:
-        problem = gate_problem(gate, requests)
+        problem = text_problem(gate, want.scenario) or ("" if isinstance(want.scenario, Text | Capacity) else gate_problem(gate, requests))
         for name in (gate.arm, gate.against):
             problem = problem or (f"no arm {name!r}; the scenario has {', '.join(names)}" if name not in (None, *names) else "")
         if problem:
@@ -125,16 +146,21 @@ def gate_specs(want: Wanted, margin: float) -> tuple[GateSpec, ...]:
 
 def _gate_spec(want: Wanted, gate: Gate, arm: str, device_margin: float, requests: int) -> GateSpec:
     scenario, against = str(want.scenario), gate.against or ""
-    usual = default_margin(PAIRED.margin if against else device_margin, gate.metric.partition(".")[2], requests)
+    drift = find_metric(gate.metric).drift
+    usual = drift or default_margin(PAIRED.margin if against else device_margin, gate.metric.partition(".")[2], requests)
     # Builds have no place in a key: it says which number this is. Two arms have one claim each, beside those on baselines.
     place = arm if not against or against == f"{arm}.{OTHER}" else f"{arm}-vs-{against}"
+    place += "-limit" if gate.limit is not None else ""
     return GateSpec(
         key=f"{want.family}/{scenario}/{place}/{gate.metric}", family=want.family, scenario=scenario, arm=arm, metric=gate.metric,
-        margin=0.0 if gate.at_least else gate.margin or usual, floor=gate.floor, against=against, at_least=gate.at_least,
+        margin=0.0 if gate.at_least or gate.limit is not None else gate.margin or usual, floor=gate.floor, against=against,
+        at_least=gate.at_least, limit=gate.limit,
     )  # fmt: skip
 
 
 def _place(s: Scenario) -> tuple[Any, ...]:
+    if not isinstance(s, Traffic):
+        return 0, s.n_requests, type(s).__name__, 0, str(s)
     return s.isl, s.osl, type(s).__name__, s.concurrency if isinstance(s, ClosedLoop) else 0, str(s)
 
 
@@ -156,6 +182,8 @@ def make_plan(wanted: Iterable[Wanted], margin: float, *, side_by_side: bool = F
 
 
 def _terms(g: GateSpec) -> str:
+    if g.limit is not None:
+        return f"limit={g.limit:g}"
     return f"at_least={g.at_least:g}" if g.at_least else f"margin={g.margin:g}, floor={g.floor:g}"
 
 
@@ -177,6 +205,7 @@ def _block(name: str, head: Wanted, tasks: dict[Scenario, dict[str, GateSpec]], 
 # Before a machine has been measured: seconds of a server start and of a scenario, from the embedded default on 2 cores.
 START_S = {"cpu": 10.0, "gpu": 110.0}
 SCENARIO_S = {"cpu": 9.0, "gpu": 60.0}
+TEXT_S = {"cpu": 120.0, "gpu": 60.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,17 +219,21 @@ class Cost:
 
 def cost(block: Block, runs: tuple[int, int], kind: str) -> Cost:
     """The cost of `runs` (fewest, most) runs."""
+    if block.text:
+        text_s = TEXT_S[kind] * len(block.tasks)
+        return Cost(runs=runs, starts=(0, 0), seconds=(runs[0] * text_s, runs[1] * text_s))
     one = len(block.arms) * (START_S[kind] + SCENARIO_S[kind] * len(block.tasks) * (2 if block.together else 1))
     starts = (runs[0] * len(block.arms), runs[1] * len(block.arms))
     return Cost(runs=runs, starts=starts, seconds=(runs[0] * one, runs[1] * one))
 
 
 def runs_range(rule: Rule, needs: Iterable[str], run: int = 1) -> tuple[int, int]:
-    """Fewest and most runs of a block, by what its gates need (see `core.evidence.Evidence`), seen from before a `run`."""
+    """Fewest and most runs of a block, by what its gates need (see `core.evidence.Evidence`), seen from before a `run`. `rule` is that of
+    its gates on baselines."""
     looks, rounds = ([n for n in r.looks if n >= run] or [run] for r in (rule, PAIRED))
     bounds = {
         "judge": (looks[0], looks[-1]), "record": (rule.record_runs, rule.record_runs), "report": (1, 1), "attached": (1, 1),
-        "nothing": (0, 0),
+        "nothing": (0, 0), "limit": (1, 1),
         "pair": (rounds[0], rounds[-1]),
     }  # fmt: skip
     found = [bounds[n] for n in needs]

@@ -56,7 +56,8 @@ class Trace:
     `workload` the hash of the requests asked for; `concurrency` of a closed loop, None for an open one.
     `itl` counts the gap per token after the first, of requests whose tokens per event are known: `{"us": [gaps in
     microseconds], "n": [tokens]}`. `arrivals` counts output tokens by the millisecond in which they came:
-    `{"ms": [...], "n": [...]}` on the clock of the records.
+    `{"ms": [...], "n": [...]}` on the clock of the records. `tokens` of a text, which has no requests: a number each of every scored token
+    (`core.perplexity.Scores`): `nll`, `base_nll`, `kld`, `same` (0 or 1), `chunk`.
     """
 
     scenario: str
@@ -70,3 +71,4 @@ class Trace:
     load: dict[str, Any] = field(default_factory=dict)
     itl: dict[str, list[Any]] = field(default_factory=dict)
     arrivals: dict[str, list[Any]] = field(default_factory=dict)
+    tokens: dict[str, list[Any]] = field(default_factory=dict)

@@ -21,11 +21,13 @@ VERDICTS = (REGRESSION, INVALID, NO_BASELINE, INCONCLUSIVE, IMPROVEMENT, PASS)  
 P_SEQ_LIMIT = 0.002
 LOOKS = (3, 5, 8, 12)
 FUTILE = "futile"
+MIN_BASE_RUNS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """How a gate is judged on a kind of device: default margin, session prior, planned looks, runs to record.
+    """How a gate is judged on a kind of device: default margin, session prior, planned looks, runs to record, and
+    the fewest that a baseline has.
 
     `alpha` is the error of each one-sided claim over all looks, `weight` a look's share of it; `futility` gives up at the
     second look on what the last cannot decide; `full_floors` enforces the floors of `core.samples.full_floor`.
@@ -36,6 +38,7 @@ class Rule:
     looks: tuple[int, ...] = LOOKS
     record_runs: int = 2
     record_sessions: int = 5
+    base_runs: int = MIN_BASE_RUNS
     futility: bool = False
     weight: float = 1 / len(LOOKS)
     alpha: float = stats.ALPHA

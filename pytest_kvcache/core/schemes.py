@@ -7,11 +7,14 @@ from dataclasses import dataclass
 
 from .spec import SpecError
 
+_BOS = {True: "bos", False: "nobos", None: "anybos"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
     """Windows of `window` tokens that begin every `stride` tokens. The tokens from `first` on are scored, of a window that overlaps the one
-    before it only those that are new. `bos`: the first token of each window gives its place to the model's beginning-of-sequence token.
+    before it only those that are new. `bos`: the first token of each window gives its place to the model's beginning-of-sequence token
+    (None: where the model has one).
     `step` tokens go through the model in one pass: what a pass attends to of the passes before it, it reads from the KV cache, so a step as
     long as the window reads nothing back. 0 is such a step.
     """
@@ -19,7 +22,7 @@ class Scheme:
     window: int = 512
     stride: int = 0
     first: int = 1
-    bos: bool = False
+    bos: bool | None = False
     step: int = 0
 
     def __post_init__(self) -> None:
@@ -42,7 +45,7 @@ class Scheme:
 
     def __str__(self) -> str:
         """Its id: part of the identity of every figure."""
-        return f"w{self.window}-s{self.advance}-f{self.first}-{'bos' if self.bos else 'nobos'}-r{self.step or self.window}"
+        return f"w{self.window}-s{self.advance}-f{self.first}-{_BOS[self.bos]}-r{self.step or self.window}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,4 +78,4 @@ def windows(tokens: Sequence[int], scheme: Scheme, bos: int | None = None, most:
             return
         cut = tuple(tokens[start : start + scheme.window])
         new = scheme.window - scheme.advance if n else 0
-        yield Window(tokens=(bos, *cut[1:]) if scheme.bos and bos is not None else cut, first=max(scheme.first, new))
+        yield Window(tokens=(bos, *cut[1:]) if scheme.bos is not False and bos is not None else cut, first=max(scheme.first, new))

@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -74,126 +73,6 @@ class Arm:
 BASE = (Arm(),)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scenario(ABC):
-    """What every kind of load declares. Every request has exactly `isl` input and `osl` output tokens.
-
-    `requests` is the number measured in a run. `profile` is the smallest profile that includes the scenario, `device` the
-    kind it is meant for (`cpu`, `gpu` or `any`); both only select and are no part of the identity.
-    """
-
-    isl: int
-    osl: int
-    requests: int | None = None
-    seed: int = 0
-    arms: tuple[Arm, ...] = BASE
-    profile: str = field(default="ci", compare=False)
-    device: str = field(default="any", compare=False)
-
-    def __post_init__(self) -> None:
-        kind = type(self).__name__
-        for name in ("isl", "osl"):
-            if not _whole(getattr(self, name)):
-                raise SpecError(f"{kind}: {name}={getattr(self, name)!r} must be a whole number of at least 1")
-        if self.requests is not None and not _whole(self.requests):
-            raise SpecError(f"{kind}: requests={self.requests!r} must be a whole number of at least 1")
-        if self.profile not in PROFILES:
-            raise SpecError(f"{kind}: profile={self.profile!r} is none of {', '.join(PROFILES)}")
-        if self.device not in ("any", "cpu", "gpu"):
-            raise SpecError(f"{kind}: device={self.device!r} is none of any, cpu, gpu")
-        names = [a.name for a in self.arms]
-        if not names or len(set(names)) != len(names):
-            raise SpecError(f"{kind}: arms need distinct names, got {names}")
-
-    @property
-    @abstractmethod
-    def n_requests(self) -> int:
-        """Requests measured in a run."""
-
-    @abstractmethod
-    def load_parts(self) -> list[str]:
-        """What the id says of the load between the lengths and the number of requests."""
-
-    def __str__(self) -> str:
-        """The scenario's id: its fields that are not at their default, in a fixed order."""
-        parts = [f"isl{self.isl}", f"osl{self.osl}", *self.load_parts()]
-        if self.requests is not None:
-            parts.append(f"n{self.requests}")
-        if self.seed:
-            parts.append(f"seed{self.seed}")
-        return "-".join(parts)
-
-    def applies_to(self, profile: str, device: str) -> bool:
-        """Whether `profile` on a device of kind `device` (`cpu` or `gpu`) includes this scenario."""
-        return self.device in ("any", device) and PROFILES.index(self.profile) <= PROFILES.index(profile)
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClosedLoop(Scenario):
-    """`concurrency` clients, each sending its next request when the last is answered.
-
-    Default `requests`: eight rounds at concurrency 1, six rounds of all clients above, so that a CPU run lasts seconds.
-    """
-
-    concurrency: int
-
-    def __post_init__(self) -> None:
-        if not _whole(self.concurrency):
-            raise SpecError(f"ClosedLoop: concurrency={self.concurrency!r} must be a whole number of at least 1")
-        Scenario.__post_init__(self)
-        if self.requests is not None and self.requests < self.concurrency:
-            raise SpecError(f"ClosedLoop: requests={self.requests} leaves some of {self.concurrency} clients idle")
-
-    @property
-    def n_requests(self) -> int:
-        return self.requests or (8 if self.concurrency == 1 else 6 * self.concurrency)
-
-    def load_parts(self) -> list[str]:
-        return [f"c{self.concurrency}"]
-
-
-ARRIVALS = ("poisson", "constant", "gamma")
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpenLoop(Scenario):
-    """Requests arrive at `rate` a second whatever is still open, by a schedule fixed by the seed.
-
-    `arrivals`: `poisson`, `constant`, or `gamma` gaps with a coefficient of variation of 1/sqrt(`burstiness`): below 1
-    burstier than Poisson. Default `requests`: half a minute of them, at least 20. Every latency begins at the scheduled
-    moment.
-    """
-
-    rate: float
-    arrivals: str = "poisson"
-    burstiness: float = 1.0
-
-    def __post_init__(self) -> None:
-        Scenario.__post_init__(self)
-        if not (isinstance(self.rate, (int, float)) and 0 < self.rate < 1e6):
-            raise SpecError(f"OpenLoop: rate={self.rate!r} must be requests a second above 0")
-        if self.arrivals not in ARRIVALS:
-            raise SpecError(f"OpenLoop: arrivals={self.arrivals!r} is none of {', '.join(ARRIVALS)}")
-        if not (isinstance(self.burstiness, (int, float)) and 0 < self.burstiness < 1e6):
-            raise SpecError(f"OpenLoop: burstiness={self.burstiness!r} must be above 0 (1 is Poisson)")
-        if self.burstiness != 1.0 and self.arrivals != "gamma":
-            raise SpecError(f"OpenLoop: burstiness={self.burstiness!r} has no meaning for {self.arrivals} arrivals; use arrivals='gamma'")
-
-    @property
-    def n_requests(self) -> int:
-        return self.requests or max(20, round(30 * self.rate))
-
-    def load_parts(self) -> list[str]:
-        parts = [f"r{self.rate:g}"]
-        if self.arrivals != "poisson":
-            parts.append(self.arrivals + (f"{self.burstiness:g}" if self.arrivals == "gamma" else ""))
-        return parts
-
-
 @dataclass(frozen=True)
 class Gate:
     """What a test claims: `metric` is no worse than its baseline by more than `margin` (a fraction; None: the default).
@@ -201,6 +80,7 @@ class Gate:
     A change smaller than `floor`, in the metric's own unit, is no loss either, however large a fraction it is. `arm` claims it of
     one arm only. With `against`, another arm, no baseline is asked: the two are measured in turns, and `arm` is no worse than
     `against` by more than `margin`, or it is `at_least` so many times as good (1.2: 1.2 times the rate, or the time divided by it).
+    With `limit` no baseline is asked either: a figure of a text (`kld.mean`, `top1`, ...) is no worse than that, in its own unit.
     """
 
     metric: str
@@ -209,6 +89,7 @@ class Gate:
     arm: str | None = None
     against: str | None = None
     at_least: float | None = None
+    limit: float | None = None
 
     def __post_init__(self) -> None:
         if self.margin is not None and not 0 < self.margin < 1:
@@ -217,6 +98,9 @@ class Gate:
             raise SpecError(f"Gate({self.metric!r}): floor={self.floor!r} must be 0 or a change in the metric's own unit")
         if self.against is not None and (self.arm is None or self.arm == self.against):
             raise SpecError(f"Gate({self.metric!r}): against={self.against!r} needs arm=NAME, the other arm that is claimed to be no worse")
+        alone = self.margin is None and not self.floor and self.against is None and self.at_least is None
+        if self.limit is not None and not (alone and 0 < self.limit < math.inf):
+            raise SpecError(f"Gate({self.metric!r}): limit={self.limit!r} must be above 0, and stands alone or with arm")
         if self.at_least is None:
             return
         if self.against is None or self.margin is not None or self.floor:

@@ -217,6 +217,18 @@ def trace_problem(trace: Trace) -> tuple[str, bool] | None:
     What the machine did comes first: an engine starved by another process also fails requests. Failed requests come before
     what our client did: refusals leave it little to do, and time-outs stand in its way.
     """
+    if refused := trace.load.get("refused"):
+        return refused, False
+    if trace.tokens:
+        from .quality import text_problem
+
+        return text_problem(trace)
+    if sizes := trace.load.get("capacity"):
+        from .capacity import problem as size_problem
+
+        counters = trace.load.get("counters", ({}, {}))
+        found = requests_problem(trace) or size_problem(sizes) or counters_problem(trace) or cache_problem(*counters)
+        return (found, False) if found else None
     if problem := load_problem(trace.load):
         return problem, True
     if problem := requests_problem(trace):

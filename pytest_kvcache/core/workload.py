@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from .spec import ClosedLoop, OpenLoop, Scenario, SpecError, json_hash
+from .scenarios import ClosedLoop, OpenLoop, Traffic
+from .spec import SpecError, json_hash
 
 WORKLOAD_VERSION = "words.v1"
 _WORD = re.compile(r"[a-z]{3,10}")
@@ -56,7 +57,7 @@ def _rng(*parts: object) -> random.Random:
     return random.Random(hashlib.sha256("|".join(map(str, parts)).encode()).digest())
 
 
-def make_requests(scenario: Scenario, words: tuple[str, ...], *, part: str = "measured", n: int | None = None) -> tuple[Request, ...]:
+def make_requests(scenario: Traffic, words: tuple[str, ...], *, part: str = "measured", n: int | None = None) -> tuple[Request, ...]:
     """`n` requests (default: the scenario's own number), unique from their first words on, so that no prefix is shared:
     neither inside a scenario nor between two on one server. `part` keeps warm-up prompts apart from measured ones.
     """
@@ -87,7 +88,7 @@ def schedule(scenario: OpenLoop, *, part: str = "measured", n: int | None = None
     return tuple(accumulate(gap() for _ in range(scenario.n_requests if n is None else n)))
 
 
-def workload_hash(requests: tuple[Request, ...], scenario: Scenario) -> str:
+def workload_hash(requests: tuple[Request, ...], scenario: Traffic) -> str:
     """Identity of what is asked: prompts, lengths, order, and concurrency or schedule."""
     load = scenario.concurrency if isinstance(scenario, ClosedLoop) else scenario.load_parts()
     return json_hash([WORKLOAD_VERSION, load, [[r.prompt, r.isl, r.osl] for r in requests]])

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.flags import words
-from ..core.framework import Flag, Framework, Launch
+from ..core.framework import Flag, Framework, Launch, Probe
 from ..core.readings import READINGS
 from .shared import OUT_OF_MEMORY, PORT_TAKEN, UNKNOWN_ARGUMENT
 
@@ -81,6 +81,14 @@ def without_end(ends: Sequence[int]) -> dict[str, Any]:
     return {"logit_bias": {str(token): IMPOSSIBLE for token in ends}, "logit_bias_type": "input_ids"}
 
 
+# A control that its tensors show: a cache that forgets all but the newest 64 tokens.
+PROBE = Probe(
+    script="in_llama_cpp.py",
+    kv={"auto": {"type": "F16"}, "int8": {"type": "Q8_0"}, "int4": {"type": "Q4_0"}},
+    weights={"auto": {}, "int8": {"quantize": "Q8_0"}, "int4": {"quantize": "Q4_K_M"}},
+    negative={"type": "F16", "forget": 64},
+)
+
 LLAMA_CPP = Framework(
     name="llama_cpp",
     argv=argv,
@@ -96,6 +104,7 @@ LLAMA_CPP = Framework(
     cure="pip install 'llama-cpp-python[server]'",
     distributions=("llama-cpp-python",),
     flags=FLAGS,
+    probe=PROBE,
     kv_dtypes=KV_DTYPES,
     unsupported=dict.fromkeys(READINGS, "the server of llama-cpp-python has no metrics page"),
     known_failures=(
@@ -119,6 +128,7 @@ LLAMA_CPP = Framework(
         ("max_model_len", r"\bn_ctx\s+= (\d+)"),
         ("flash_attn", r"\bflash_attn\s+= (\w+)"),
         ("kv_tokens", r"\(\s*(\d+) cells,"),
+        ("kv_memory", r"\bsize\s*=\s*([\d.]+ MiB) \(\s*\d+ cells,"),
         ("kv_dtype", r"K \((\w+)\):"),
         ("quantization", r"\bfile type\s+= (\w+)"),
     ),

@@ -138,6 +138,7 @@ SGLANG = Framework(
     resolved=(
         ("attention_backend", r"attention_backend='(\w+)'|Use (\w+) backend by default"),
         ("kv_tokens", r"max_total_num_tokens=(\d+)"),
+        ("kv_memory", r"KV Cache is allocated\..*?\b(KV? size: [\d.]+ GB(?:, V size: [\d.]+ GB)?)"),
         ("max_model_len", r"\bcontext_len=(\d+)"),
         ("max_requests", r"max_running_requests=(\d+)"),
         ("chunked_prefill_size", r"chunked_prefill_size=(-?\w+)"),

@@ -125,6 +125,7 @@ TENSORRT_LLM = Framework(
     },
     resolved=(
         ("kv_tokens", r"max tokens in paged KV cache \((\d+)\)"),
+        ("kv_memory", r"Allocated ([\d.]+ GiB) for max tokens in paged KV cache"),
         ("block_size", r"Number of tokens per block: (\d+)"),
         ("kv_blocks", r"Number of blocks in KV cache primary pool: (\d+)"),
         ("prefix_caching", r"KV cache block reuse is (enabled|disabled)"),

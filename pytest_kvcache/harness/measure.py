@@ -13,7 +13,9 @@ from ..core.metrics import find_metric
 from ..core.plan import Block, Task, runs_range
 from ..core.progress import Orders, Progress, measurement, settle
 from ..core.record import Trace
-from ..core.spec import Arm, Scenario, UserError
+from ..core.scenarios import Scenario, Text
+from ..core.spec import Arm, UserError
+from ..core.still import STILL
 from ..core.validity import Spoiled, trace_problem
 
 ATTEMPTS = 2  # a window that the machine spoiled is measured once more, on another fresh start
@@ -42,8 +44,14 @@ class Runner(Protocol):
     def start(self, arm: Arm, run: int, attempt: int) -> AbstractContextManager[Running]:
         """A fresh server start."""
 
+    def start_anyway(self, arm: Arm, run: int, attempt: int) -> AbstractContextManager[Running]:
+        """The same on a machine that stays busy, for what no speed decides. A runner may have none."""
+
     def in_turns(self, servers: Sequence[Any], scenario: Scenario) -> Sequence[Trace]:
         """A trace of each of several servers that live side by side. A runner without this measures arms one after another."""
+
+    def score(self, scenario: Text, arms: Sequence[Arm]) -> Sequence[Trace]:
+        """A trace of each arm on a text; only where the framework has a probe."""
 
     def canary(self) -> Reading | None:
         """What a fixed piece of work takes on the machine itself just now (`core.canary`); None where there is none."""
@@ -97,6 +105,10 @@ class BlockMeter:
 
     def _one_run(self, run: int) -> None:
         """One start of every arm, forwards in odd runs and backwards in even ones, so that drift cancels."""
+        if self.block.text:
+            for task in self._open(self.block.arms):
+                self._one_text(run, task.scenario)
+            return
         arms = self.block.arms if run % 2 else self.block.arms[::-1]
         together = self.block.together and hasattr(self.runner, "in_turns")
         for group in [arms] if together else [(a,) for a in arms]:
@@ -105,6 +117,18 @@ class BlockMeter:
                 if pending:
                     pending = self._one_start(group, run, attempt, pending)
 
+    def _one_text(self, run: int, scenario: Scenario) -> None:
+        """A text is scored once: what does not count then would not the next time."""
+        began = time.monotonic()
+        assert isinstance(scenario, Text)
+        for trace in self.runner.score(scenario, self.block.arms):
+            problem = trace_problem(trace)
+            self._keep(next(a for a in self.block.arms if a.name == trace.arm), run, trace, problem)
+            if problem:
+                self.progress.broken[str(scenario), trace.arm] = problem[0]
+        self.progress.spent_s[str(scenario)] = round(time.monotonic() - began, 3)
+        self.save(self.progress.plain())
+
     def _one_start(self, arms: tuple[Arm, ...], run: int, attempt: int, tasks: list[Task]) -> list[Task]:
         """Measure `tasks` on fresh servers of `arms`, which live side by side; those that the machine spoiled and may be tried again."""
         began, first = time.monotonic(), len(self.progress.measurements)
@@ -112,13 +136,18 @@ class BlockMeter:
         before = self._canary()  # while no server of ours lives: it must not feel the thing under test
         try:
             with ExitStack() as stack:
-                servers = [(arm, stack.enter_context(self.runner.start(arm, run, attempt))) for arm in arms]
+                start = getattr(self.runner, "start_anyway", self.runner.start) if self.block.still else self.runner.start
+                servers = [(arm, stack.enter_context(start(arm, run, attempt))) for arm in arms]
                 for arm, server in servers:
                     self.progress.server_start_s.append(round(server.start_s, 3))
                     self.progress.note_resolved(arm.name, getattr(server, "resolved", {}))
                 problems = self._scenarios(servers, run, tasks)
         except Spoiled as e:  # before anything was measured
             problems = dict.fromkeys(tasks, (str(e), True))
+        except UserError as e:
+            if not self.block.still:
+                raise
+            problems = dict.fromkeys(tasks, (str(e), False))  # what one arm holds says something without the others
         self._note_canary(before, self.progress.measurements[first:])
         share = (time.monotonic() - began) / len(tasks)
         for task in tasks:
@@ -163,8 +192,8 @@ class BlockMeter:
         return worst, ""
 
     def _canary(self) -> Reading | None:
-        """The machine's own state; of no use to gates between arms, which it meets alike."""
-        return None if all(g.against for g in self.block.gates) else self.runner.canary()
+        """The machine's own state; of no use to gates between arms, which it meets alike, nor to numbers that do not follow it."""
+        return None if self.block.still or all(g.against for g in self.block.gates) else self.runner.canary()
 
     def _note_canary(self, before: Reading | None, rows: list[dict[str, Any]]) -> None:
         """The machine's state just before and after the server lived stands beside what was measured between."""
@@ -189,11 +218,13 @@ class BlockMeter:
         metrics = row["metrics"]
         self.progress.traces.append(self.keep(trace))
         self.progress.measurements.append(row)
-        shown = (f"{label} {metrics[m]:.4g} {find_metric(m).unit}" for m, label in SHOWN.items() if m in metrics)
+        shown = (f"{label} {metrics[m]:.4g} {find_metric(m).unit}".rstrip() for m, label in SHOWN.items() if m in metrics)
         name = str(trace.scenario) if len(self.block.arms) == 1 else f"{trace.scenario} {arm.name}"
         self.say(f"  {name}: " + (", ".join(shown) or "no figures") + ("" if problem is None else "  (does not count)"))
 
     def _announce(self, run: int) -> None:
+        if self.block.text:
+            return self.say(f"{self.block.id}: scoring the text")
         fewest, most = self._runs_left(run)
         bound = f"{fewest}" if fewest == most else f"{fewest} to {most}"
         done, left = time.monotonic() - self.began, ""
@@ -207,17 +238,22 @@ class BlockMeter:
     def _runs_left(self, run: int) -> tuple[int, int]:
         """Fewest and most runs in all, as far as the open gates tell."""
         done = self.progress.verdicts
-        return runs_range(self.orders.rule, {self.orders.needs[g.key] for g in self.block.gates if g.key not in done}, run)
+        rule = STILL if self.block.still else self.orders.rule
+        return runs_range(rule, {self.orders.needs[g.key] for g in self.block.gates if g.key not in done}, run)
 
 
 def _nothing(scenario: Scenario, arm: Arm, run: int) -> dict[str, Any]:
     """The fields of a trace of a window that was cut short: nothing in it counts."""
     return {
-        "scenario": str(scenario), "arm": arm.name, "run": run, "workload": "", "isl": scenario.isl, "osl": scenario.osl, "records": (),
+        "scenario": str(scenario), "arm": arm.name, "run": run, "workload": "", "isl": 0, "osl": 0, "records": (),
     }  # fmt: skip
 
 
-SHOWN = {"output_tok_s": "output", "ttft_ms.p50": "TTFT p50", "tpot_ms.p50": "TPOT p50"}
+SHOWN = {
+    "output_tok_s": "output", "ttft_ms.p50": "TTFT p50", "tpot_ms.p50": "TPOT p50",
+    "kv_tokens": "holds", "kv_bytes_per_token": "at", "kv_size_ratio": "ratio to arithmetic",
+    "ppl": "ppl", "kld.mean": "mean KLD", "kld.p99": "P99", "top1": "same top token",
+}  # fmt: skip
 
 
 def clock(seconds: float) -> str:

@@ -19,10 +19,13 @@ from ..core.framework import Framework
 from ..core.load import Load, Seen, Target, plan_workers
 from ..core.readings import Readings
 from ..core.record import OK, RequestRecord, Trace
-from ..core.spec import Arm, ClosedLoop, OpenLoop, Scenario, UserError
+from ..core.scenarios import Capacity, ClosedLoop, OpenLoop, Scenario, Traffic
+from ..core.spec import Arm, UserError
 from ..core.validity import Spoiled, load_problem
 from ..core.workload import make_requests, schedule, shortened
 from . import page
+from .asking import ask, opener
+from .capacity import sized
 from .counted import Broken, plain_counts
 from .device import LoadWatch
 from .gpu_watch import Cards
@@ -31,6 +34,13 @@ from .loadgen import Workers
 Pids = Callable[[], set[int]]
 Drive = Callable[[Load], Seen]
 Measure = Callable[[str, int], Trace]
+
+
+class Ask(Protocol):
+    """Sends the requests of a closed loop and says what became of them."""
+
+    def __call__(self, scenario: ClosedLoop, part: str, *, counted: bool = True) -> Asked: ...
+
 
 GLANCE_S = 3.0  # while measuring, the machine is looked at this often; spoiled twice in a row ends the window
 CALIBRATION_WORDS = 32
@@ -59,6 +69,16 @@ class Serving(Protocol):
         """Why it is gone, when it ended by itself."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What became of requests that were sent for what no speed decides; `short` says how a server that counts by plain answers only counts
+    them otherwise than they were asked for."""
+
+    records: tuple[RequestRecord, ...]
+    load: dict[str, Any]
+    short: str = ""
+
+
 @dataclass(kw_only=True)
 class RunningEngine:
     """A server that answers, of one arm in one run."""
@@ -79,6 +99,9 @@ class RunningEngine:
     chat: bool = False
     salt: str = ""  # of a server that outlives us: what an earlier session has sent lies in its prefix cache
     resolved: Mapping[str, Any] = field(default_factory=dict)  # what the server made of its arguments, as it says itself
+    _extra: int = field(default=0, init=False)  # words that a prompt is shorter by, see `_extra_tokens`
+    config: Callable[[], Mapping[str, Any]] = dict  # what the model says of its shape (config.json); empty where it is not known
+    tp: int = 1
     times: Counter[str] = field(default_factory=Counter)  # how often each scenario was measured here
 
     @property
@@ -91,11 +114,15 @@ class RunningEngine:
 
         Measured again on one server, it sends others of the same shape, which no prefix cache knows yet.
         """
+        if isinstance(scenario, Capacity):
+            return sized(self, scenario)
+        if not isinstance(scenario, Traffic):
+            raise UserError(f"{scenario}: a text is not sent to a server; parametrize kv_scenario with it")
         with self.prepared(scenario) as window:
             return window("measured", scenario.n_requests)
 
     @contextmanager
-    def prepared(self, scenario: Scenario) -> Iterator[Measure]:
+    def prepared(self, scenario: Traffic) -> Iterator[Measure]:
         """The server warmed up and its client calibrated: a function that measures so many requests of a named part.
 
         Another server that lives beside it is foreign load: it is to be idle in this one's turn.
@@ -126,9 +153,7 @@ class RunningEngine:
                 with self._explained():
                     glances.again()
                     seen, load = self._window(drive, self._load(scenario, extra, part=part, n=n), glances)
-                if not self.framework.streams_usage:  # as long as the one that was counted
-                    counted = (replace(r, input_tokens=r.input_tokens or scenario.isl) if r.outcome == OK else r for r in seen.records)
-                    seen = replace(seen, records=tuple(counted))
+                seen = replace(seen, records=self._with_counts(scenario, seen.records))
                 told = load | {"client": seen.client | client, "extra_tokens": extra}
                 return Trace(
                     scenario=str(scenario), arm=self.arm.name, run=self.run, workload=self.workload(scenario), isl=scenario.isl,
@@ -136,6 +161,63 @@ class RunningEngine:
                 )  # fmt: skip
 
             yield window
+
+    @contextmanager
+    def asked(self) -> Iterator[Ask]:
+        """A function that sends the requests of a closed loop, whatever else the machine does: what no speed decides. `counted`: the
+        server must count them as they were asked for."""
+        with Workers() as workers:
+            drive = partial(workers.run, self._reached(), glance=self._alive, glance_s=GLANCE_S)
+            with self._explained():
+                self._extra = self._extra_tokens(drive)
+
+            def sent(scenario: ClosedLoop, part: str, *, counted: bool = True) -> Asked:
+                self.times[str(scenario)] += 1
+                with self._explained():
+                    short = self._short(scenario, self._extra) if counted else ""
+                    load = self._load(scenario, self._extra, part=part)
+                    before = self._readings()
+                    seen = drive(load)
+                    if died := self._end_of(seen.records):
+                        raise died
+                told = page.told(before, self._readings())
+                return Asked(records=self._with_counts(scenario, seen.records), load={"asked": len(load.bodies)} | told, short=short)
+
+            yield sent
+
+    def plainly(self, scenario: ClosedLoop, part: str, limit_s: float) -> tuple[int, str]:
+        """Status and text of the answer to one request without a stream: a server whose streams begin at once can refuse nothing in one.
+        OSError where there is no answer, TimeoutError where it is not whole in time."""
+        (request,) = make_requests(scenario, self.words, part=part + self.salt, n=1)
+        body = self._body(shortened(request, self._extra), request.osl) | {"stream": False}
+        body.pop("stream_options", None)
+        target = self._reached()
+        headers = {"Content-Type": "application/json", **target.headers}
+        try:
+            url, data = target.base_url + target.endpoint, json.dumps(body, ensure_ascii=False).encode()
+            return ask(opener(target), url, limit_s=limit_s, headers=headers, body=data)
+        except OSError as e:
+            if died := self._end(patient=not isinstance(e, TimeoutError)):
+                raise died from e
+            raise
+
+    def _alive(self) -> None:
+        if died := self.server.failure():
+            raise died
+
+    def _short(self, scenario: ClosedLoop, extra: int) -> str:
+        """How the server counts a request of this shape otherwise than it was asked for; empty when it does not."""
+        try:
+            self._check_counts(scenario, extra)
+        except Broken:
+            raise
+        except UserError as e:
+            return str(e)
+        return ""
+
+    def readings(self) -> Readings:
+        """What the server's page says just now."""
+        return self._readings()
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -166,7 +248,7 @@ class RunningEngine:
             raise died
         return seen, watch.seen | {"asked": len(load.bodies)} | page.told(before, self._readings())
 
-    def _load(self, scenario: Scenario, extra: int, *, part: str = "measured", n: int | None = None) -> Load:
+    def _load(self, scenario: Traffic, extra: int, *, part: str = "measured", n: int | None = None) -> Load:
         """The requests of a scenario as bytes, each `extra` words shorter: the server adds that many tokens itself."""
         if (times := self.times[str(scenario)]) > 1:
             part = f"{part} {times}"
@@ -193,13 +275,13 @@ class RunningEngine:
         (record,) = drive(self._load(shape, 0, part="calibration")).records
         return max(0, (record.input_tokens or CALIBRATION_WORDS) - CALIBRATION_WORDS)
 
-    def _counted(self, scenario: Scenario, extra: int) -> tuple[int, int]:
+    def _counted(self, scenario: Traffic, extra: int) -> tuple[int, int]:
         """Input and output tokens of one request of a scenario's shape, by a plain answer."""
         (request,) = make_requests(scenario, self.words, part="counted" + self.salt, n=1)
         body = self._body(shortened(request, extra), request.osl)
         return plain_counts(self._reached(), body, COUNTED_S, self.secrets)
 
-    def _check_counts(self, scenario: Scenario, extra: int) -> None:
+    def _check_counts(self, scenario: Traffic, extra: int) -> None:
         """Where streams tell no counts: that requests of this shape come out as long as they are asked for. UserError when not."""
         if self.framework.streams_usage:
             return
@@ -209,6 +291,12 @@ class RunningEngine:
                 f"{scenario}: the server made {told[0]} input and {told[1]} output tokens of a request for {asked[0]} and {asked[1]}"
                 + (": is its context too short?" if told[1] < asked[1] else "")
             )
+
+    def _with_counts(self, scenario: Traffic, records: tuple[RequestRecord, ...]) -> tuple[RequestRecord, ...]:
+        """Where streams tell no counts, prompts are as long as the one that was counted."""
+        if self.framework.streams_usage:
+            return records
+        return tuple(replace(r, input_tokens=r.input_tokens or scenario.isl) if r.outcome == OK else r for r in records)
 
     def _readings(self) -> Readings:
         return page.read(self.server.base_url, self.framework, self.target)
@@ -248,11 +336,11 @@ class _Glances:
             raise Spoiled(problem, seen)
 
 
-def _streams(scenario: Scenario) -> int | None:
+def _streams(scenario: Traffic) -> int | None:
     return scenario.concurrency if isinstance(scenario, ClosedLoop) else None
 
 
-def warm_up_requests(scenario: Scenario) -> int:
+def warm_up_requests(scenario: Traffic) -> int:
     """Requests of the scenario's own shape and load that are sent before the window: a round, or seconds of arrivals."""
     if isinstance(scenario, ClosedLoop):
         return max(2, scenario.concurrency)

@@ -50,14 +50,26 @@ COLUMNS = {
     "arrivals_ms": "a millisecond in which tokens came",
     "arrivals_n": "tokens that came in it",
     "arrivals_trace": "row of `traces` of the millisecond",
+    "tokens_nll": "nats: negative log-likelihood of a scored token of a text",
+    "tokens_base_nll": "nats: the same of the 16-bit reference",
+    "tokens_kld": "nats: divergence of the arm's probabilities from the reference's where the token was predicted",
+    "tokens_same": "1 where both had the same likeliest token",
+    "tokens_chunk": "the window of the text that the token lies in",
+    "tokens_trace": "row of `traces` of the scored token",
     "about": "JSON in bytes: `traces` has what else is known of each, `blocks` the block of each, `texts` what the codes stand for",
 }
-COUNTS = {"itl": "us", "arrivals": "ms"}
+_I8, _F8 = np.dtype("<i8"), np.dtype("<f8")
+# Fields of a trace that are arrays of one length, by the last part of their names.
+GROUPS: dict[str, dict[str, np.dtype[Any]]] = {
+    "itl": {"us": _I8, "n": _F8},
+    "arrivals": {"ms": _I8, "n": _F8},
+    "tokens": {"nll": _F8, "base_nll": _F8, "kld": _F8, "same": np.dtype("u1"), "chunk": np.dtype("<i4")},
+}
 FAST = 1  # measured times are noise to a compressor: more effort takes three times as long and saves nothing
-_LENGTHS = ("requests", *COUNTS)
-_PLACES = ("trace", *(f"{name}_trace" for name in COUNTS))
-_COUNT_ARRAYS = {f"{n}_{key}": np.dtype("<i8") for n, key in COUNTS.items()} | {f"{n}_n": np.dtype("<f8") for n in COUNTS}
-_DTYPES = {**DTYPES, **_COUNT_ARRAYS, "about": np.dtype("u1"), **dict.fromkeys(_PLACES, np.dtype("<i4"))}
+_LENGTHS = ("requests", *GROUPS)
+_PLACES = ("trace", *(f"{name}_trace" for name in GROUPS))
+_GROUP_ARRAYS = {f"{name}_{key}": dtype for name, keys in GROUPS.items() for key, dtype in keys.items()}
+_DTYPES = {**DTYPES, **_GROUP_ARRAYS, "about": np.dtype("u1"), **dict.fromkeys(_PLACES, np.dtype("<i4"))}
 _DAMAGE = (
     zipfile.BadZipFile, zlib.error, struct.error, EOFError, ArithmeticError, LookupError, NotImplementedError, RuntimeError,
     TypeError, ValueError,
@@ -74,22 +86,22 @@ class Part:
 
     def trace(self) -> Trace:
         fields: dict[str, Any] = {k: v for k, v in self.about.items() if k not in _LENGTHS}
-        fields |= {name: self._counts(name, key) for name, key in COUNTS.items()}
+        fields |= {name: self._group(name) for name in GROUPS}
         return Trace(**fields, records=records_of(self.array, self.texts))
 
-    def _counts(self, name: str, key: str) -> dict[str, list[Any]]:
+    def _group(self, name: str) -> dict[str, list[Any]]:
         """Whole numbers of tokens are integers again."""
         if self.about[name] is None:
             return {}
-        n = [int(v) if v.is_integer() else v for v in self.array(f"{name}_n").tolist()]
-        return {key: self.array(f"{name}_{key}").tolist(), "n": n}
+        found = {key: self.array(f"{name}_{key}").tolist() for key in GROUPS[name]}
+        return found | {"n": [int(v) if v.is_integer() else v for v in found["n"]]} if "n" in found else found
 
 
 def part_of(trace: Trace) -> Part:
     columns = Columns(trace.records)
-    about: dict[str, Any] = {f.name: getattr(trace, f.name) for f in dataclasses.fields(trace) if f.name not in ("records", *COUNTS)}
+    about: dict[str, Any] = {f.name: getattr(trace, f.name) for f in dataclasses.fields(trace) if f.name not in ("records", *GROUPS)}
     about["requests"] = len(columns)
-    about |= {name: len(counts["n"]) if (counts := getattr(trace, name)) else None for name in COUNTS}
+    about |= {name: len(next(iter(group.values()))) if (group := getattr(trace, name)) else None for name in GROUPS}
 
     def array(name: str) -> Array:
         if name in REQUEST_COLUMNS:
@@ -127,9 +139,9 @@ def _write_arrays(z: zipfile.ZipFile, parts: Sequence[Part | None], blocks: Sequ
         arrays = (places[name][k][p.array(name)] if name in TEXTS else p.array(name) for k, (_, p) in enumerate(present))
         _write_array(z, name, sum(p.about["requests"] for _, p in present), arrays)
     _write_array(z, "trace", sum(p.about["requests"] for _, p in present), _repeated(present, "requests"))
-    for name, key in COUNTS.items():
+    for name, keys in GROUPS.items():
         n = sum(p.about[name] or 0 for _, p in present)
-        for array in (f"{name}_{key}", f"{name}_n"):
+        for array in (f"{name}_{key}" for key in keys):
             _write_array(z, array, n, (p.array(array) for _, p in present))
         _write_array(z, f"{name}_trace", n, _repeated(present, name))
 
@@ -169,7 +181,7 @@ def digest(path: Path) -> str:
 def read(path: Path) -> list[Trace | None]:
     """The traces of a file, exactly as they were; None where the requests of one are lost. UserError for a damaged file."""
     about = _about(path)
-    arrays = {name: _array(path, name) for name in (*REQUEST_COLUMNS, *_COUNT_ARRAYS)}
+    arrays = {name: _array(path, name) for name in (*REQUEST_COLUMNS, *_GROUP_ARRAYS)}
     with _faults(path, "about"):
         return [p.trace() if p else None for p in _sliced(about, arrays)]
 
@@ -198,7 +210,7 @@ def part_at(path: Path) -> Part:
     about = _about(path)
     with _faults(path, "about"):
         (row,) = about["traces"]
-        lengths = {name: row["requests"] for name in REQUEST_COLUMNS} | {name: row[name.partition("_")[0]] or 0 for name in _COUNT_ARRAYS}
+        lengths = {name: row["requests"] for name in REQUEST_COLUMNS} | {name: row[name.partition("_")[0]] or 0 for name in _GROUP_ARRAYS}
     for name, length in lengths.items():
         _array(path, name, length)
     return Part(row, about["texts"], lambda name: _array(path, name, lengths[name]))
@@ -239,7 +251,7 @@ def _faults(path: Path, name: str) -> Iterator[None]:
 def keep(folder: Path, name: str, trace: Trace) -> dict[str, Any]:
     """Store a trace as `name`-N.npz; the row that stands for it in a block's result. A full disk costs its requests, nothing else."""
     row: dict[str, Any] = {k: getattr(trace, k) for k in TRACE_NAMES}
-    row |= {"requests": len(trace.records), "file": None, "lost": None}
+    row |= {"requests": len(trace.records) or len(trace.tokens.get("nll", ())), "file": None, "lost": None}
     path = folder / f"{name}-{sum(1 for _ in folder.glob(f'{name}-*.npz'))}.npz"
     try:
         write(path, [part_of(trace)])

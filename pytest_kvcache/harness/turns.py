@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from ..core.record import Trace
-from ..core.spec import ClosedLoop
+from ..core.scenarios import ClosedLoop
 from ..core.stitched import stitched
 from .running import RunningEngine
 

@@ -7,12 +7,9 @@ for each arm `nll`, `kld` and `same` of every scored token, `chunk` (the window 
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,7 +39,7 @@ def walk(request: Mapping[str, Any], begin: Mapping[str, Begin]) -> dict[str, An
         tokens, first = window["tokens"], window["first"]
         walkers = {}
         for name in order:
-            with _timed(seconds, name):
+            with timed(seconds, name):
                 walkers[name] = begin[name](tokens)
         for start in range(0, len(tokens), request["step"]):
             step = tokens[start : start + request["step"]]
@@ -51,7 +48,7 @@ def walk(request: Mapping[str, Any], begin: Mapping[str, Begin]) -> dict[str, An
             targets = np.array([tokens[start + i + 1] for i in rows], dtype=np.int64)
             base = None
             for name in order:
-                with _timed(seconds, name):
+                with timed(seconds, name):
                     found = walkers[name].logits(step)
                 if not rows:
                     continue
@@ -68,16 +65,8 @@ def walk(request: Mapping[str, Any], begin: Mapping[str, Begin]) -> dict[str, An
 
 
 @contextmanager
-def _timed(seconds: dict[str, float], name: str) -> Any:
+def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Adds what the block took."""
     began = time.perf_counter()
     yield
     seconds[name] += time.perf_counter() - began
-
-
-def main(arms: Callable[[Mapping[str, Any]], tuple[Mapping[str, Begin], Mapping[str, Any]]]) -> None:
-    """`script REQUEST ANSWER`. `arms` gives how each arm begins a window, and what to tell of the engine."""
-    request = json.loads(Path(sys.argv[1]).read_text("utf-8"))
-    begin, about = arms(request)
-    found = walk(request, begin)
-    found["told"] = json.dumps(found["told"] | dict(about))
-    np.savez(sys.argv[2], **found)

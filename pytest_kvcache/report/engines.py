@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .numbers import percent, quantity
+from .numbers import digits, percent, quantity
 
 Row = Mapping[str, Any]
 
@@ -45,7 +45,7 @@ def _cells(found: Mapping[tuple[str, str], Row], engines: Sequence[tuple[str, st
         if e not in found:
             cells.append("")
             continue
-        text = quantity(found[e]["value"], found[e]["unit"])
+        text = quantity(found[e]["value"], found[e]["unit"], digits(found[e].get("metric")))
         if first is None:
             first = found[e]["value"]
         elif first:

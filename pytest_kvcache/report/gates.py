@@ -9,7 +9,7 @@ from typing import Any
 
 from ..core.gate import INCONCLUSIVE, REGRESSION, VERDICTS
 from . import plots
-from .numbers import finite, finites, interval, number, percent, probability, quantity, share
+from .numbers import MINUS, NONE, THIN, digits, finite, finites, interval, number, percent, probability, quantity, share
 from .terminal import beside, label, runs, shares_environment
 
 Plain = dict[str, Any]
@@ -19,15 +19,16 @@ DOT = " \N{MIDDLE DOT} "
 
 def gate_view(v: Plain, index: int, *, error: str | None, several: bool) -> Plain:
     """`error` is why the gate's block could not be measured; `several` whether its block must be named."""
-    unit, place = v["unit"], DOT.join((v["scenario"], v["arm"] + (f" vs {beside(v)}" if beside(v) else "")))
+    unit, n, place = v["unit"], digits(v["metric"]), DOT.join((v["scenario"], v["arm"] + (f" vs {beside(v)}" if beside(v) else "")))
     gate: Plain = {
         "raw": v, "kind": label(v), "failed": v["outcome"] == "failed", "metric": v["metric"], "place": place,
         "where": DOT.join((v["family"], place, *([v["block"]] if several else []))), "unit": unit,
         "better": v["better"],
-        "value": quantity(v["value"], unit), "baseline": quantity(v["baseline"], unit), "beside": beside(v), "amount": _amount(v),
-        "explains": (v["verdict"] == REGRESSION or bool(v["changed"])) and not shares_environment(v),
-        "change": percent(v["change"]), "interval": interval(v["low"], v["high"]),
-        "margin": f"{v['at_least']:g} times" if v.get("at_least") else share(v["margin"]),
+        "value": quantity(v["value"], unit, n), "baseline": NONE if has_limit(v) else quantity(v["baseline"], unit, n),
+        "beside": beside(v), "amount": amount(v),
+        "explains": (v["verdict"] == REGRESSION or bool(v["changed"])) and not (shares_environment(v) or has_limit(v)),
+        "change": amount(v).removesuffix(" the limit") or NONE if has_limit(v) else percent(v["change"]), "interval": _interval(v),
+        "margin": _margin(v),
         "p": probability(v["p_seq"]), "counts": (len(finites(v["runs"])), len(finites(v["baseline_runs"]))),
         "changed": [parse_change(text) for text in v["changed"]], "moved_with": v.get("moved_with") or [],
         "told": bool(error) and v["reason"] == error, "remedy": _remedy(v), "strip": _strip(v, f"strip-{index}", place),
@@ -37,11 +38,41 @@ def gate_view(v: Plain, index: int, *, error: str | None, several: bool) -> Plai
     return gate
 
 
-def _amount(v: Plain) -> str:
+def has_limit(v: Plain) -> bool:
+    """Whether a gate is on the figure itself, not on its change."""
+    return v.get("limit") is not None
+
+
+def _margin(v: Plain) -> str:
+    if has_limit(v):
+        return f"limit {brief_limit(v['limit'], v['unit'])}"
+    return f"{v['at_least']:g} times" if v.get("at_least") else share(v["margin"])
+
+
+def brief_limit(limit: Any, unit: str) -> str:
+    """A limit as its author wrote it: 1.005, 0.015 nats."""
+    x = finite(limit)
+    return NONE if x is None else f"{x:.6g}".replace("-", MINUS) + (f"{THIN}{unit}" if unit else "")
+
+
+def _interval(v: Plain) -> str:
+    """Of a change, or of the figure itself where that has a limit."""
+    limit = finite(v.get("limit"))
+    if limit is None:
+        return interval(v["low"], v["high"])
+    ends = [None if (x := finite(v[end])) is None else finite(limit * (1 + x)) for end in ("low", "high")]
+    if ends == [None, None]:
+        return NONE
+    return f"{number(ends[0], digits(v['metric']))} to {quantity(ends[1], v['unit'], digits(v['metric']))}"
+
+
+def amount(v: Plain) -> str:
     """The change in words, without a sign that could be read either way."""
     change = finite(v["change"])
     if change is None:
         return ""
+    if has_limit(v):
+        return f"{percent(change)[1:]} {'below' if change < 0 else 'above'} the limit" if change else "at the limit"
     worse = (change < 0) == (v["better"] == "higher")
     return f"{percent(change)[1:]} {'worse' if worse else 'better'}" if change else "unchanged"
 
@@ -75,11 +106,11 @@ def _drawn(gate: Plain, group: str) -> plots.Gate:
 
 
 def _strip(v: Plain, ident: str, place: str) -> str:
-    """The picture of the gate's runs; empty when there are none, or none that one scale could hold."""
+    """The picture of the gate's runs; empty when neither side has several, or none that one scale could hold."""
     old = plots.Runs(values=finites(v["baseline_runs"]), mean=finite(v["baseline"]))
     new = plots.Runs(values=finites(v["runs"]), mean=finite(v["value"]))
     drawn = [*old.values, *new.values, *(x for x in (old.mean, new.mean) if x is not None)]
-    if not (old.values or new.values) or any(x and not 1e-12 < abs(x) < 1e15 for x in drawn):
+    if max(len(old.values), len(new.values)) < 2 or any(x and not 1e-12 < abs(x) < 1e15 for x in drawn):
         return ""
     margin, limit = finite(v["margin"]), None
     if old.mean is not None and margin is not None:

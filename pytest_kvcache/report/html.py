@@ -13,18 +13,19 @@ from typing import Any
 from ..core.gate import P_SEQ_LIMIT
 from ..core.metrics import METRICS
 from . import engines, plots, svg
-from .gates import KINDS, Plain, failures, gate_view, grouped, is_remark, parse_change
+from .gates import KINDS, Plain, failures, gate_view, grouped, has_limit, is_remark, parse_change
 from .measured import curve_pairs, plan_rows, tables, unique
 from .numbers import brief, clean, duration, elide, finite, moment, number, share
+from .quality import quality_views
 
 MEANING = {
-    "regression": "Worse by more than the margin than what it was compared with, and chance does not explain it. Fails.",
+    "regression": "Worse than its limit, or by more than the margin than what it was compared with, and chance does not explain it. Fails.",
     "invalid": "A validity rule was broken, so nothing was compared: neither fast nor slow. Fails.",
     "no-baseline": "Nothing usable is stored to compare with. Fails; only reported in a smoke test.",
-    "inconclusive": "The interval reaches beyond the margin: too few runs, too much noise. Warns; fails in acceptance.",
+    "inconclusive": "The interval reaches beyond the margin or the limit: too few runs, too much noise. Warns; fails in acceptance.",
     "recorded": "Nothing was stored to compare with; this session stored it. Passes.",
     "improvement": "Better by more than the margin than what it was compared with. Passes; a new level is worth recording.",
-    "pass": "A loss as large as the margin is ruled out. Passes.",
+    "pass": "A loss as large as the margin is ruled out, or the limit is kept. Passes.",
 }
 SHORT = {"regression": "regressed", "no-baseline": "without a baseline", "improvement": "improved"}
 LAYERS = (
@@ -47,7 +48,8 @@ def render(run: Plain) -> str:
         "run": run, "head": _headline(run, gates, len(errors)), "facts": _facts(run), "gates": worst_first,
         "errors": errors, "failures": failures(worst_first),
         "remarks": grouped(g for g in worst_first if is_remark(g)),
-        "forest": plots.forest([g["drawn"] for g in gates]) if gates else "",
+        "forest": plots.forest(drawn) if (drawn := [g["drawn"] for g in gates if not has_limit(g["raw"])]) else "",
+        "quality": quality_views(run),
         "strips": [g for g in gates if g["strip"]],
         "measured": tables(run), "curves": curve_pairs(run), "environments": _environments(run), "builds": _builds(run),
         "noise": _noise(run), "engines": engines.table(run["verdicts"]), "plan": plan_rows(run),
@@ -170,4 +172,5 @@ def _scalar(value: Any) -> str:
 
 def _definitions(gates: list[Plain]) -> list[str]:
     """How the gated metrics are defined."""
-    return [METRICS[m].definition for m in unique(g["metric"].partition(".")[0] for g in gates) if m in METRICS]
+    names = unique(g["metric"] if g["metric"] in METRICS else g["metric"].partition(".")[0] for g in gates)
+    return unique(METRICS[m].definition for m in names if m in METRICS)

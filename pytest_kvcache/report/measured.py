@@ -8,6 +8,7 @@ from typing import Any
 from . import plots
 from .gates import Plain
 from .numbers import finite, finites
+from .scored import is_text
 
 Starts = dict[str, dict[tuple[str, int], list[tuple[int, float]]]]  # metric: (arm, run): (concurrency, value)
 
@@ -29,7 +30,7 @@ def tables(run: Plain) -> list[Plain]:
                 found_in = [_flat(m[part]) for m in runs]
                 names = unique(name for figures in found_in for name in figures)
                 rows[part] = [(name, (block, scenario, name) in gated, [figures.get(name) for figures in found_in]) for name in names]
-            found.append({"block": block, "scenario": scenario, "runs": runs, "rows": rows})
+            found.append({"block": block, "scenario": scenario, "runs": runs, "rows": rows, "text": is_text(runs[0])})
     return found
 
 

@@ -66,15 +66,25 @@ def brief(value: Any) -> str:
     return text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text
 
 
-def quantity(value: Any, unit: str) -> str:
+_FINE = {"ppl": 4, "ppl_ratio": 5, "top1": 4}  # of these the last digits are what is judged
+
+
+def digits(metric: Any) -> int:
+    """How many significant digits a metric is written with."""
+    return _FINE.get(metric, 3)
+
+
+def quantity(value: Any, unit: str, digits: int = 3) -> str:
     """A number with its unit."""
-    text = number(value)
+    text = number(value, digits)
     return text if text == NONE or not unit else f"{text}{THIN}{unit}"
 
 
 def _percents(fraction: float) -> str:
     """A signed percentage without its sign of percent."""
     size = abs(100 * fraction)
+    if not math.isfinite(size):
+        return NONE
     text = f"{size:,.{0 if size >= 99.95 else 1 if size >= 0.095 else 2}f}".replace(",", THIN)
     if not text.strip("0."):
         return "0.0"

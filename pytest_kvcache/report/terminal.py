@@ -15,7 +15,7 @@ from ..core.gate import NO_BASELINE, VERDICTS
 from ..core.spec import OTHER
 from ..core.text import one_line
 from . import engines
-from .numbers import MINUS, NONE, THIN, interval, percent, probability, quantity, share
+from .numbers import MINUS, NONE, THIN, digits, interval, number, percent, probability, quantity, share
 
 _PLAIN = str.maketrans({MINUS: "-", THIN: " ", NONE: "-"})
 _LABEL_WIDTH = max(map(len, VERDICTS))
@@ -77,11 +77,16 @@ def figures(v: Mapping[str, Any]) -> str:
     """`54.1 tok/s against 112 tok/s: -51.8 % (-60 to -42 %; margin 15 %; 3 runs against 5; p <= 0.0001)`."""
     if v["value"] is None:
         return ""
-    text = quantity(v["value"], v["unit"])
+    n = digits(v.get("metric"))
+    text = quantity(v["value"], v["unit"], n)
+    if v.get("limit") is not None:
+        ends = [v["limit"] * (1 + v[end]) for end in ("low", "high") if v[end] is not None]
+        span = f"{number(ends[0], n)} to {number(ends[1], n)}, " if len(ends) == 2 else ""
+        return plain(f"{text} ({span}limit {quantity(v['limit'], v['unit'], n)})")
     if v["baseline"] is None:
         return plain(f"{text} ({runs(len(v['runs']), v)})")
     other = beside(v)
-    text += f" against {quantity(v['baseline'], v['unit'])}{' of ' if other else ''}{other}: {percent(v['change'])}"
+    text += f" against {quantity(v['baseline'], v['unit'], n)}{' of ' if other else ''}{other}: {percent(v['change'])}"
     inside = [] if v["low"] is None else [interval(v["low"], v["high"])]
     inside += [claim(v), runs(len(v["runs"]), v) + ("" if other else f" against {len(v['baseline_runs'])}")]
     if v["verdict"] == "regression" and v["p_seq"] is not None:
@@ -117,7 +122,7 @@ def details(v: Mapping[str, Any]) -> list[str]:
 def _changed(v: Mapping[str, Any]) -> list[str]:
     """What the environment has changed since the baseline, or one build against the other; two arms share theirs."""
     changed = v["changed"]
-    if shares_environment(v):
+    if shares_environment(v) or v.get("limit") is not None:
         return []
     since = "differs from the other build" if beside(v) else "changed since the baseline"
     if not changed:

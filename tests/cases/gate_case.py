@@ -29,7 +29,8 @@ from pytest_kvcache.core.gate import (
 from pytest_kvcache.core.metrics import METRICS, Metric, find_metric
 from pytest_kvcache.core.plan import Block, GateSpec, Task
 from pytest_kvcache.core.progress import Orders, Progress, settle
-from pytest_kvcache.core.spec import Arm, ClosedLoop
+from pytest_kvcache.core.scenarios import ClosedLoop
+from pytest_kvcache.core.spec import Arm
 
 SCENARIO = ClosedLoop(isl=8, osl=4, concurrency=1, requests=5000)
 RULE = Rule(session_prior=0.0)

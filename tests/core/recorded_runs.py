@@ -9,7 +9,8 @@ from pytest_kvcache.core.metrics import find_metric
 from pytest_kvcache.core.plan import Wanted, make_plan
 from pytest_kvcache.core.progress import Orders, Progress, measurement, settle
 from pytest_kvcache.core.record import RequestRecord, Trace
-from pytest_kvcache.core.spec import ClosedLoop, Gate
+from pytest_kvcache.core.scenarios import ClosedLoop
+from pytest_kvcache.core.spec import Gate
 from pytest_kvcache.core.validity import trace_problem
 
 SCENARIO = ClosedLoop(isl=64, osl=32, concurrency=4, requests=64)

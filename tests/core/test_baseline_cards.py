@@ -10,7 +10,8 @@ from pytest_kvcache.core.gate import INVALID, PASS, REGRESSION, rule_for
 from pytest_kvcache.core.metrics import find_metric
 from pytest_kvcache.core.plan import Wanted, make_plan
 from pytest_kvcache.core.progress import Orders, Progress, settle
-from pytest_kvcache.core.spec import ClosedLoop, Gate
+from pytest_kvcache.core.scenarios import ClosedLoop
+from pytest_kvcache.core.spec import Gate
 
 RULE = rule_for("gpu", "full")
 METRIC = find_metric("output_tok_s")

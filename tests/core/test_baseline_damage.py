@@ -24,7 +24,8 @@ from pytest_kvcache.core.gate import IMPROVEMENT, INCONCLUSIVE, INVALID, NO_BASE
 from pytest_kvcache.core.metrics import find_metric
 from pytest_kvcache.core.plan import Wanted, make_plan
 from pytest_kvcache.core.progress import Orders, Progress, settle
-from pytest_kvcache.core.spec import ClosedLoop, Gate, UserError
+from pytest_kvcache.core.scenarios import ClosedLoop
+from pytest_kvcache.core.spec import Gate, UserError
 from pytest_kvcache.core.units import factor
 from pytest_kvcache.harness.baseline_shape import fits
 from pytest_kvcache.harness.baselines import baseline_path, load_baseline, save_baseline

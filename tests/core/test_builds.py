@@ -6,7 +6,8 @@ import pytest
 
 from pytest_kvcache.core.builds import changes, distributions
 from pytest_kvcache.core.plan import Wanted, block_id, gate_specs, make_plan, on_two_builds
-from pytest_kvcache.core.spec import BASE, OTHER, Arm, ClosedLoop, Gate, OpenLoop, SpecError
+from pytest_kvcache.core.scenarios import ClosedLoop, OpenLoop
+from pytest_kvcache.core.spec import BASE, OTHER, Arm, Gate, SpecError
 
 OLD = {"python": "3.11.7", "distributions": {"torch": "2.12.0", "gone": "1", "transformers": "5.23.0", "same": "1"}}
 NEW = {"python": "3.12.1", "distributions": {"torch": "2.13.0", "come": "2@abc", "transformers": "5.24.0", "same": "1"}}

@@ -12,7 +12,8 @@ from pytest_kvcache.core.evidence import Evidence, as_judged, from_plain, gather
 from pytest_kvcache.core.gate import PASS, REGRESSION, Base, judge, rule_for
 from pytest_kvcache.core.metrics import find_metric
 from pytest_kvcache.core.plan import Wanted, gate_specs
-from pytest_kvcache.core.spec import ClosedLoop, Gate
+from pytest_kvcache.core.scenarios import ClosedLoop
+from pytest_kvcache.core.spec import Gate
 
 METRIC = find_metric("tpot_ms.p50")
 ENVIRONMENT = {"identity": {"gpu": "Test CPU"}, "subject": {}, "context": {}}

@@ -7,7 +7,8 @@ import pytest
 
 from pytest_kvcache.core.flags import before, beyond, told, unsupported, versions_of, words
 from pytest_kvcache.core.framework import Flag, Framework, Launch
-from pytest_kvcache.core.spec import Arm, ClosedLoop, UserError
+from pytest_kvcache.core.scenarios import ClosedLoop
+from pytest_kvcache.core.spec import Arm, UserError
 from pytest_kvcache.frameworks.llama_cpp import LLAMA_CPP
 from pytest_kvcache.frameworks.sglang import SGLANG
 from pytest_kvcache.frameworks.tensorrt_llm import TENSORRT_LLM

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from pytest_kvcache.core.gate import IMPROVEMENT, INCONCLUSIVE, INVALID, NO_BASELINE, PASS, REGRESSION, Base, rule_for
 from pytest_kvcache.core.plan import Wanted, make_plan
 from pytest_kvcache.core.progress import Orders, Progress, settle
-from pytest_kvcache.core.spec import Arm, ClosedLoop, Gate
+from pytest_kvcache.core.scenarios import ClosedLoop
+from pytest_kvcache.core.spec import Arm, Gate
 
 H200 = {"identity": {"gpu": "NVIDIA H200"}, "subject": {"server_argv": ["serve"]}, "context": {"gpu_uuids": ["GPU-0"]}}
 CPU = {"identity": {"gpu": "AMD EPYC, 2 cores"}, "subject": {}, "context": {}}

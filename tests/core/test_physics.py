@@ -8,7 +8,8 @@ from pytest_kvcache.core import physics
 from pytest_kvcache.core.gpus import GPUS
 from pytest_kvcache.core.models import MODELS
 from pytest_kvcache.core.physics import card_of, limit_of
-from pytest_kvcache.core.spec import Arm, ClosedLoop, Model, OpenLoop
+from pytest_kvcache.core.scenarios import ClosedLoop, OpenLoop
+from pytest_kvcache.core.spec import Arm, Model
 
 GRANITE, H200 = MODELS["granite-3.3-8b"], GPUS["h200-sxm"]
 CLOSED, OPEN = ClosedLoop(isl=1000, osl=101, concurrency=8), OpenLoop(isl=1000, osl=101, rate=4)

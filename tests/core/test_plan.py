@@ -3,7 +3,8 @@
 import pytest
 
 from pytest_kvcache.core.plan import Wanted, gate_specs, make_plan
-from pytest_kvcache.core.spec import ClosedLoop, Gate, SpecError
+from pytest_kvcache.core.scenarios import ClosedLoop
+from pytest_kvcache.core.spec import Gate, SpecError
 
 
 def want(*gates, family="s", **scenario):

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_kvcache.core import perplexity as p
+from pytest_kvcache.core import quality as q
 from pytest_kvcache.core.gate import INVALID, PASS, REGRESSION
 from pytest_kvcache.core.perplexity import Figure, Scores
 from pytest_kvcache.core.quality import NOT_SEEN, Controls, not_applied, not_seen, within
@@ -44,3 +46,20 @@ def test_a_little_better_is_a_pass_and_worse_than_the_limit_is_not(base, limit, 
 def test_much_better_is_another_test():
     word, why = within(5.5, 4.4, 0.01)
     assert word == INVALID and why.startswith("suspicious: the perplexity is 20 % better")
+
+
+def test_a_cache_that_is_written_and_never_read_gives_the_tokens_of_one_pass():
+    base, floor = [1.0 + i / 7 for i in range(200)], [1.0 + i / 7 + (0.001 if i % 3 else 0.0) for i in range(200)]
+    assert "written and never read" in q.never_read(floor, base, floor, "kv_dtype=int4")
+    assert q.never_read([v + 0.01 for v in base], base, floor, "kv_dtype=int4") == ""
+    assert q.never_read(base, base, base, "kv_dtype=int4") == "", "an engine whose one pass is its steps tells nothing: not_applied does"
+
+
+@pytest.mark.parametrize(("precision", "few"), [
+    ("kv_dtype=int4", True), ("kv_dtype=nvfp4", True), ("kv_dtype=turboquant_k8v4", True), ("quantization=int4", True), ("kv_dtype=fp8_e4m3", False),
+    ("kv_dtype=int8", False), ("kv_dtype=int8_per_token_head", False), ("kv_dtype=int4_per_token_head", True),
+])  # fmt: skip
+def test_four_bits_are_never_as_good_as_sixteen(precision, few):
+    found = q.too_good(p.Figure(value=0.001), p.Figure(value=0.001, error=0.0001), precision)
+    assert bool(found) == few
+    assert q.too_good(p.Figure(value=0.02), p.Figure(value=0.001, error=0.0001), precision) == ""

@@ -38,4 +38,4 @@ def test_factors_invert_and_chain(a, b, c):
 
 def test_every_unit_of_a_metric_converts_or_counts_something():
     parts = {part for m in METRICS.values() for part in m.unit.split("/")}
-    assert parts - set(_UNITS) <= {"req"}
+    assert parts - set(_UNITS) <= {"req", "nats"}

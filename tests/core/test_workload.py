@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_kvcache.core.spec import ClosedLoop, OpenLoop, SpecError
+from pytest_kvcache.core.scenarios import ClosedLoop, OpenLoop
+from pytest_kvcache.core.spec import SpecError
 from pytest_kvcache.core.workload import end_tokens, make_requests, schedule, shortened, single_token_words, workload_hash
 
 WORDS = tuple(f"{a}{b}{c}x" for a in "abcdefghij" for b in "abcdefghij" for c in "abcdefghijklm")
@@ -26,7 +27,7 @@ def test_the_same_scenario_gives_the_same_bytes_in_another_process():
     scenario = ClosedLoop(isl=20, osl=4, concurrency=2)
     here = workload_hash(make_requests(scenario, WORDS), scenario)
     script = (
-        "from pytest_kvcache.core.spec import ClosedLoop; from pytest_kvcache.core.workload import *;"
+        "from pytest_kvcache.core.scenarios import ClosedLoop; from pytest_kvcache.core.workload import *;"
         "w = tuple(f'{a}{b}{c}x' for a in 'abcdefghij' for b in 'abcdefghij' for c in 'abcdefghijklm');"
         "s = ClosedLoop(isl=20, osl=4, concurrency=2); print(workload_hash(make_requests(s, w), s))"
     )

@@ -89,11 +89,12 @@ def measured(result):
     ("sglang", {"output": OUTPUT, "input": INPUT, "prefix_queries": INPUT}, {"kv_capacity_tokens": POOL, "waiting": 0}, {
         "attention_backend": "intel_amx", "kv_tokens": POOL, "max_model_len": 2048, "max_requests": 2048, "chunked_prefill_size": 8192,
         "block_size": 1, "dtype": "bfloat16", "kv_dtype": "auto + bfloat16",
+        "kv_memory": "K size: 0.03 GB, V size: 0.03 GB",
     }),
     ("tensorrt_llm", {"prefix_queries": INPUT, "prefix_hits": 0}, {
         "kv_capacity_tokens": POOL, "kv_usage": 0, "kv_used_tokens": 0, "running": 0, "waiting": 0,
     }, {
-        "kv_tokens": POOL, "block_size": 32, "kv_blocks": POOL // 32, "prefix_caching": "enabled", "max_model_len": 2048,
+        "kv_tokens": POOL, "kv_memory": "0.06 GiB", "block_size": 32, "kv_blocks": POOL // 32, "prefix_caching": "enabled", "max_model_len": 2048,
         "max_requests": 2048, "max_batched_tokens": 8192,
     }),
     ("tgi", {"output": OUTPUT, "input": INPUT}, {"running": 0, "waiting": 0}, {

@@ -1,0 +1,229 @@
+"""Score a text through an engine's caches: its probe runs in its own interpreter, and one number a token comes back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..core import sanity, tasks
+from ..core.corpora import Corpus
+from ..core.framework import Framework, Probe
+from ..core.perplexity import divergence_of_top, scores_of, summarise
+from ..core.quality import never_read
+from ..core.record import Trace
+from ..core.scenarios import Text
+from ..core.schemes import Window, windows
+from ..core.spec import Arm, UserError, json_hash
+from ..core.texts import asks, text_hash
+from . import weights
+from .probe import ask
+
+TIMEOUT_S = 3600.0
+CONTROLS = ("floor", "negative")
+TOP = ("top_ids", "top_logprobs")
+FIGURES = ("ppl", "ppl_ratio", "kld.mean", "kld.p99", "kld.p999", "top1")
+TASK_SEED = 1
+
+
+@dataclass(kw_only=True)
+class Scorer:
+    """Scores texts with one engine: its interpreter, the model it would serve, the corpus. `folder` takes requests and answers."""
+
+    framework: Framework
+    python: str
+    model: str
+    device: str
+    corpus: Callable[[], Corpus]
+    folder: Path
+    env: Mapping[str, str]
+    say: Callable[[str], None]
+    _texts: dict[Text, tuple[Window, ...]] = field(default_factory=dict)
+
+    @property
+    def probe(self) -> Probe:
+        assert self.framework.probe  # as the plan sees to
+        return self.framework.probe
+
+    @cached_property
+    def _text(self) -> Corpus:
+        return self.corpus()
+
+    @cached_property
+    def _tokens(self) -> tuple[list[int], int | None]:
+        """The corpus in tokens of the model, and the model's token of a beginning."""
+        found = self._ask("tokens", {"want": "tokens", "texts": {"corpus": self._text.text}})
+        return found["tokens/corpus"].tolist(), found["told"]["bos"]
+
+    def windows(self, scenario: Text) -> tuple[Window, ...]:
+        """The windows of a text. UserError where the corpus has fewer than two."""
+        if scenario not in self._texts:
+            tokens, bos = self._tokens
+            found = tuple(windows(tokens, scenario.scheme, bos, scenario.windows))
+            if len(found) < 2:
+                what = f"{len(found)} window(s) of {scenario.scheme.window}; two are the least"
+                raise UserError(f"--kv-corpus: {self._text.name} has {len(tokens)} tokens, {what}: name a longer text")
+            self._texts[scenario] = found
+        return self._texts[scenario]
+
+    def workload(self, scenario: Text) -> str:
+        """The hash of what is scored."""
+        return text_hash(scenario, self._text.digest, (w.tokens for w in self.windows(scenario)))
+
+    def score(self, scenario: Text, arms: Sequence[Arm]) -> list[Trace]:
+        """A trace of each arm, in their order; one that the engine cannot score has the reason in `load["refused"]`. UserError, with what
+        the engine said last, where the probe fails."""
+        cut = self.windows(scenario)
+        refused = {a.name: why for a in arms if (why := self._lacks(a))}
+        own = {f"arm:{a.name}": self._words(a) for a in arms if a.name not in refused}
+        asked = own | {f"control:{name}": dict(getattr(self.probe, name)) for name in CONTROLS}
+        reference = f"arm:{scenario.reference}"
+        request: dict[str, Any] = {
+            "windows": [{"tokens": w.tokens, "first": w.first} for w in cut], "step": scenario.scheme.step or scenario.scheme.window,
+            "reference": reference,
+        }  # fmt: skip
+        tokens = sum(w.scored for w in cut)
+        how = "one after another" if self.probe.alone else "side by side"
+        self.say(f"  scoring {tokens:,} tokens of {self._text.name} ({len(cut)} windows) through {len(asked)} caches {how}")
+        found = self._alone(request, asked, refused) if self.probe.alone else self._ask("scores", request | {"arms": asked})
+        answers = {} if self.probe.alone or not scenario.answer_tokens else self._answers(scenario, own)
+        controls = {name: _figures(found, f"control:{name}", reference) for name in CONTROLS}
+        return [self._trace(scenario, a, found, controls, refused.get(a.name, ""), answers.get(f"arm:{a.name}", {})) for a in arms]
+
+    def _words(self, arm: Arm) -> dict[str, Any]:
+        """What the probe is told of an arm; a file of other weights is made first."""
+        words = asks(self.framework, arm) or {}
+        if kind := words.pop("quantize", ""):
+            source = Path(self.model)
+            name = f"{source.stem.lower()}-{kind}-{json_hash([weights.file_hash(source), kind])}.gguf"
+            target = weights.cache_dir() / name
+            if not target.exists():
+                self.say(f"  making {kind} of {source.name}, once, in {target}")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                unfinished = target.with_suffix(".part")
+                self._ask("quantize", {"want": "quantize", "source": self.model, "type": kind, "target": str(unfinished)})
+                unfinished.replace(target)
+            words["model"] = str(target)
+        return words
+
+    def _alone(self, request: dict[str, Any], asked: dict[str, dict[str, Any]], refused: dict[str, str]) -> dict[str, Any]:
+        """As the answer of all arms in one process, from one process after another. An arm that does not start joins `refused`; without
+        the reference or a control no other says anything."""
+        found: dict[str, Any] = {}
+        told: dict[str, Any] = {"compare_s": {}}
+        for name, words in asked.items():
+            try:
+                one = self._ask(name.replace(":", "-"), request | {"arms": {name: words}, "top": self.probe.top})
+            except UserError as e:
+                kind, _, arm = name.partition(":")
+                if kind == "control" or name == request["reference"]:
+                    raise
+                refused[arm] = str(e)
+                continue
+            for key, value in one.pop("told").items():
+                told[key] = told.get(key, {}) | value if isinstance(value, dict) else value
+            found |= one
+        for name in (n for n in asked if f"{n}/nll" in found):
+            began = time.monotonic()
+            found |= against_top(found, name, request["reference"])
+            told["compare_s"][name] = time.monotonic() - began
+        return found | {"told": told}
+
+    def _answers(self, scenario: Text, own: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """What each arm goes on to write: of a fixed set of prompts, and where the scenario asks for them of short tasks."""
+        request = {"want": "greedy", "arms": own, "step": scenario.scheme.step or scenario.scheme.window}
+        reference = f"arm:{scenario.reference}"
+        found = self._ask("answers", request | {"prompts": sanity.PROMPTS, "new": scenario.answer_tokens})
+        ids = {arm: {name: found[f"{arm}/{name}"].tolist() for name in sanity.PROMPTS} for arm in own}
+        base, none = ids[reference], sanity.no_reference(ids[reference])
+        answers: dict[str, dict[str, Any]] = {}
+        for arm, texts in ids.items():
+            garbage = none or (sanity.garbage(base, texts) if arm != reference else "")
+            answers[arm] = {
+                "answers": {name: text[:400] for name, text in found["told"]["texts"][arm].items()},
+                "parts_at": {name: sanity.first_divergence(base[name], texts[name]) for name in texts},
+                **({"garbage": f"the texts that {arm.partition(':')[2]} writes are garbage: {garbage}"} if garbage else {}),
+            }
+        for arm, right in self._tasks(scenario, request).items():
+            answers[arm]["tasks"] = right
+        return answers
+
+    def _tasks(self, scenario: Text, request: dict[str, Any]) -> dict[str, dict[str, list[int]]]:
+        """Of each arm and kind of task, how many it got right and how many there were."""
+        items = [i for kind in tasks.TASKS for i in tasks.items(kind, scenario.tasks, TASK_SEED)] if scenario.tasks else []
+        if not items:
+            return {}
+        found = self._ask("tasks", request | {"prompts": {i.name: i.prompt for i in items}, "new": 12})["told"]["texts"]
+        return {
+            arm: {
+                kind: [sum(tasks.scored(i, texts[i.name]) for i in items if i.kind == kind), sum(i.kind == kind for i in items)]
+                for kind in tasks.TASKS
+            }
+            for arm, texts in found.items()
+        }
+
+    def _trace(
+        self, scenario: Text, arm: Arm, found: Any, controls: dict[str, Any], refused: str, answers: dict[str, Any]
+    ) -> Trace:  # fmt: skip
+        name, reference, told = f"arm:{arm.name}", f"arm:{scenario.reference}", found["told"]
+        load = {
+            "corpus": self._text.name, "corpus_hash": self._text.digest, "scheme": str(scenario.scheme),
+            "reads_back": scenario.scheme.reads_back, "engine": {k: v for k, v in told.items() if isinstance(v, str)}, **answers,
+        }  # fmt: skip
+        if self.probe.alone:
+            load["kld"] = f"of the {self.probe.top} likeliest tokens, the rest as one: a lower bound"
+        if name != reference:
+            load |= {"controls": controls, "precision": ", ".join(f"{k}={v}" for k, v in arm.asked().items())}
+        if refused:
+            load["refused"] = refused
+        else:
+            nll, base, floor = (found[f"{of}/nll"].tolist() for of in (name, reference, "control:floor"))
+            if name != reference and (why := never_read(nll, base, floor, load["precision"])):
+                load["never_read"] = why
+            load |= {"seconds": round(told["seconds"][name], 3), "compare_s": round(told["compare_s"][name], 3)}
+            load["cache_bytes"] = told["cache_bytes"].get(name) or None
+        return Trace(
+            scenario=str(scenario), arm=arm.name, run=1, workload=self.workload(scenario), isl=scenario.scheme.window, osl=0, records=(),
+            load=load, tokens={} if refused else _tokens(found, name, reference),
+        )  # fmt: skip
+
+    def _lacks(self, arm: Arm) -> str:
+        """What the interpreter lacks for an arm's precision; empty when nothing."""
+        for setting in ("kv_dtype", "quantization"):
+            precision = getattr(arm, setting)
+            module, cure = self.probe.needs.get(f"{setting}={precision}", ("", ""))
+            if module and weights.missing_modules(self.python, (module.partition(".")[0],)):
+                return f"{self.framework.name}: {self.python} has no {module}, which {setting}={precision} needs; {cure}"
+        return ""
+
+    def _ask(self, name: str, request: dict[str, Any]) -> Any:
+        request = {"model": self.model, "device": self.device, **self.probe.on.get(self.device, {}), **request}
+        return ask(self.python, self.probe.script, name, request, self.folder, env=self.env, timeout_s=TIMEOUT_S)
+
+
+def _tokens(found: Any, name: str, reference: str) -> dict[str, list[Any]]:
+    """What a trace keeps of each scored token."""
+    return {
+        "nll": [float(v) for v in found[f"{name}/nll"]], "base_nll": [float(v) for v in found[f"{reference}/nll"]],
+        "kld": [float(v) for v in found[f"{name}/kld"]], "same": [int(v) for v in found[f"{name}/same"]],
+        "chunk": [int(v) for v in found["chunk"]],
+    }  # fmt: skip
+
+
+def against_top(found: Mapping[str, Any], name: str, reference: str) -> dict[str, Any]:
+    """`kld` and `same` of an arm, from the likeliest tokens (`top_ids` and `top_logprobs`, [tokens, k]) of it and of the reference."""
+    sides = [
+        [dict(zip(ids, logprobs, strict=True)) for ids, logprobs in zip(*(found[f"{of}/{part}"].tolist() for part in TOP), strict=True)]
+        for of in (reference, name)
+    ]
+    same = found[f"{name}/{TOP[0]}"][:, 0] == found[f"{reference}/{TOP[0]}"][:, 0]
+    return {f"{name}/kld": [divergence_of_top(one, other) for one, other in zip(*sides, strict=True)], f"{name}/same": same}
+
+
+def _figures(found: Any, name: str, reference: str) -> dict[str, list[float | None]]:
+    """Each figure of a control and its error."""
+    figures = summarise(scores_of(_tokens(found, name, reference)))
+    return {k: [figures[k].value, figures[k].error] for k in FIGURES}
