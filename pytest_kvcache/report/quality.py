@@ -8,7 +8,7 @@ from typing import Any
 from . import trade
 from .gates import Plain, amount, brief_limit
 from .measured import unique
-from .numbers import NONE, THIN, finite, number, quantity
+from .numbers import NONE, THIN, elide, finite, number, quantity
 from .scored import FIGURES, Row, Scored, cell, figure, size, texts_of
 from .terminal import label
 
@@ -36,8 +36,35 @@ def _view(run: Plain, block: str, text: Scored, index: int) -> Plain:
         "arms": [_row(row, gates, reference) | {"loads": [gains.get((row.name, m), NONE) for m in loads]} for row in text.arms],
         "controls": [_row(row, {}, None) | {"loads": [NONE] * len(loads)} for row in text.controls.values()],
         "problems": [(row.name, row.problem) for row in text.arms if row.problem],
+        "answers": _answers(text), "tasks": _tasks(text),
         "picture": _picture(f"trade-{index}", text, gates),
     }  # fmt: skip
+
+
+ANSWER = 160  # characters shown of a text
+
+
+def _answers(text: Scored) -> list[tuple[str, list[tuple[str, str, str]]]]:
+    """For each prompt what each arm went on to write, and where it leaves the reference."""
+    prompts = unique(name for row in text.arms for name in row.answers)
+    return [(p, [(row.name, elide(row.answers[p], ANSWER), _parts(row, p)) for row in text.arms if p in row.answers]) for p in prompts]
+
+
+def _parts(row: Row, prompt: str) -> str:
+    if row.reference or prompt not in row.parts_at:
+        return ""
+    at = finite(row.parts_at[prompt])
+    return "as the reference" if at is None else f"another from token {number(int(at) + 1)} on"
+
+
+def _tasks(text: Scored) -> list[tuple[str, list[str]]]:
+    """For each kind of task how many each arm got right."""
+    kinds = unique(kind for row in text.arms for kind in row.tasks)
+    return [(kind, [_of(row.tasks.get(kind)) for row in text.arms]) for kind in kinds]
+
+
+def _of(pair: Any) -> str:
+    return f"{number(pair[0])} of {number(pair[1])}" if isinstance(pair, list) and len(pair) == 2 else NONE
 
 
 def _engine(block: str) -> str:

@@ -20,7 +20,8 @@ _WINDOW = re.compile(r"w([1-9]\d{0,8})-")
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """An arm or a control. `bounds` as in run.json; `problem` is why its figures do not count."""
+    """An arm or a control. `bounds` as in run.json; `problem` is why its figures do not count. `answers`: what it wrote by
+    prompt, `parts_at` the token at which that leaves the reference's, `tasks` how many of how many it got right."""
 
     name: str
     reference: bool = False
@@ -29,6 +30,9 @@ class Row:
     bounds: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     bytes_per_token: float | None = None
     problem: str = ""
+    answers: Mapping[str, str] = field(default_factory=dict)
+    parts_at: Mapping[str, Any] = field(default_factory=dict)
+    tasks: Mapping[str, Any] = field(default_factory=dict)
 
     def ends(self, metric: str) -> tuple[float | None, float | None]:
         """The ends that the figure of 5 % of texts lies beyond, each by itself."""
@@ -107,6 +111,7 @@ def _arm(m: Plain) -> Row:
         name=m["arm"], reference=not {"controls", "precision"} & set(m["load"]), precision=_word(m, "precision"),
         figures=m["metrics"] if m["valid"] else {}, bounds=bounds if isinstance(bounds, dict) else {},
         bytes_per_token=_bytes_per_token(m["load"]), problem=problem,
+        **{name: told if isinstance(told := m["load"].get(name), dict) else {} for name in ("answers", "parts_at", "tasks")},
     )  # fmt: skip
 
 

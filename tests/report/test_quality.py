@@ -330,3 +330,13 @@ def test_there_is_no_picture_of_nothing() -> None:
     assert trade.trade("t", "t", [reference], [Level(name="floor", y=0.1)]) == ""
     assert trade.trade("t", "t", [reference, Point(name="a", kind="", x=1.0, y=1e300)], []) == ""
     assert MINUS not in trade.trade("t", "t", [Point(name="a", kind="", x=None, y=0.1)], [])
+
+
+def test_what_each_precision_writes_is_shown_with_the_place_where_it_leaves_the_reference():
+    said = {"answers": {"story": "Once upon <b>a time"}, "parts_at": {"story": None}, "tasks": {"needle": [20, 20]}}
+    base, int4 = make_text("fp16"), make_text("int4")
+    base["load"] |= said
+    base["load"] = {k: v for k, v in base["load"].items() if k not in ("controls", "precision")}
+    int4["load"] |= {"answers": {"story": "Once the the"}, "parts_at": {"story": 1}, "tasks": {"needle": [11, 20]}}
+    page = render(make_run([base, int4]))
+    assert "Once upon &lt;b&gt;a time" in page and "another from token 2 on" in page and "11 of 20" in page
