@@ -31,7 +31,7 @@ import pytest
 from pytest_kvcache import LIMITS, Arm, Gate, Scheme, Text
 
 ARMS = (Arm(name="fp16"), Arm(name="int8", kv_dtype="int8"), Arm(name="int4", kv_dtype="int4"))
-TEXT = Text(windows=5, arms=ARMS, scheme=Scheme(window=256, first=129, bos=None, step=32), answer_tokens=12, profile="smoke")
+TEXT = Text(windows=4, arms=ARMS, scheme=Scheme(window=256, first=129, bos=None, step=32), answer_tokens=12, profile="smoke")
 
 @pytest.mark.parametrize("kv_scenario", [TEXT], ids=str)
 @pytest.mark.parametrize("precision", [
