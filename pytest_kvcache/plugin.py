@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from . import options
-from .core.scenarios import Capacity, Scenario, Text
+from .core.scenarios import Scenario
 from .core.spec import SpecError, UserError
 from .fixtures import (
     BILL,
@@ -33,7 +33,6 @@ from .fixtures import (
 )
 
 if TYPE_CHECKING:
-    from .core.framework import Framework
     from .core.plan import Wanted
     from .session import KvSession
 
@@ -213,37 +212,10 @@ class Conductor:
 
     def _beyond(self, item: pytest.Item, scenario: Scenario) -> str:
         """Why the framework of a test cannot do what its scenario asks for; empty when it can."""
-        from .core.flags import beyond
+        from .selection import beyond
 
-        name = item.callspec.params["kv_framework"]  # type: ignore[attr-defined]
-        framework = next(e.framework for e in self.settings.engines if e.framework.name == name)
-        if isinstance(scenario, Text):
-            return self._unscored(item, framework, scenario)
-        if isinstance(scenario, Capacity):
-            return self._unsized(item, framework, scenario)
-        if self.settings.endpoint and (asked := next((a for a in scenario.arms if a.asked()), None)):
-            return f"a server that runs already cannot be told {', '.join(asked.asked())} of the arm {asked.name}"
-        return beyond(framework, scenario)
-
-    def _unscored(self, item: pytest.Item, framework: Framework, scenario: Text) -> str:
-        """Why a test's text cannot be scored in this session; empty when it can."""
-        from .core.texts import unscored
-
-        s, model = self.settings, item.callspec.params["kv_model"]  # type: ignore[attr-defined]
-        random = next(m for m in s.models if m.key == model).dummy
-        return unscored(framework, scenario, _arms_named(item), beside=self._beside(), random=random)
-
-    def _unsized(self, item: pytest.Item, framework: Framework, scenario: Capacity) -> str:
-        """Why what a test's arms hold cannot be measured in this session; empty when it can."""
-        from .core.capacity import unsized
-
-        return unsized(framework, scenario, _arms_named(item), beside=self._beside())
-
-    def _beside(self) -> str:
-        """An option beside which nothing is measured that one run decides."""
-        s = self.settings
-        options = {"--kv-endpoint": s.endpoint, "--kv-ab": s.ab, "--kv-calibrate": s.calibrate}
-        return next((o for o, given in options.items() if given), "")
+        params = item.callspec.params  # type: ignore[attr-defined]
+        return beyond(self.settings, params["kv_framework"], params["kv_model"], scenario, _arms_named(item))
 
     def _is_asked(self, item: pytest.Item, scenario: Scenario) -> bool:
         """Whether the profile and the device include a scenario, and a calibration anything that its test claims."""
@@ -254,14 +226,14 @@ class Conductor:
 
     def _is_stored(self, item: pytest.Item) -> bool:
         """Whether the run that is judged again has measured what a test asks for."""
+        from .core.arms import kind_of
         from .core.plan import block_id
 
         want = self._wanted(item, strict=False)
         if want is None:
             return True
-        names = {a.name for a in want.scenario.arms}  # of a text those that were scored
-        named = {a for g in want.gates for a in (g.arm, g.against) if a}
-        claimed = not isinstance(want.scenario, Text | Capacity) or named <= names
+        names = {a.name for a in want.scenario.arms}  # those that were measured
+        claimed = not kind_of(want.scenario) or {a for g in want.gates for a in (g.arm, g.against) if a} <= names
         return claimed and str(want.scenario) in self._stored.get(block_id(want), ())
 
     @cached_property
@@ -275,6 +247,7 @@ class Conductor:
     def _wanted(self, item: pytest.Item, *, strict: bool = True) -> Wanted | None:
         """What a test asks to be measured; None for an ordinary or a skipped one."""
         from .core.plan import Wanted, as_gate, on_two_builds
+        from .selection import with_its_arms
 
         scenario = scenario_of(item)
         if scenario is None or _is_skipped(item):
@@ -294,33 +267,9 @@ class Conductor:
         if not gates and strict:
             raise UserError(f"{item.nodeid}: no kv_gates marker; say what it claims, as @pytest.mark.kv_gates('output_tok_s')")
         family = getattr(item, "originalname", item.name).removeprefix("test_")
-        if isinstance(scenario, Text):
-            scenario = self._narrowed(scenario, params["kv_framework"], params["kv_model"])
-        if isinstance(scenario, Capacity):
-            scenario = self._narrowed_sizes(scenario, params["kv_framework"], params["kv_model"])
+        scenario = with_its_arms(self.settings, params["kv_framework"], params["kv_model"], scenario)
         want = Wanted(framework=params["kv_framework"], model=params["kv_model"], family=family, scenario=scenario, gates=gates)
         return on_two_builds(want) if self.settings.ab else want
-
-    def _narrowed(self, scenario: Text, framework: str, model: str) -> Text:
-        """A text with the arms that the framework has, or that the run had which is judged again."""
-        from .core.texts import asks, narrowed, stored_arms
-
-        if self.settings.run:
-            names = stored_arms(self.settings.run[1]["plan"], framework, model, str(scenario))
-            return narrowed(scenario, lambda arm: arm.name in names)
-        found = next(e.framework for e in self.settings.engines if e.framework.name == framework)
-        return narrowed(scenario, lambda arm: asks(found, arm) is not None)
-
-    def _narrowed_sizes(self, scenario: Capacity, framework: str, model: str) -> Capacity:
-        """As `_narrowed`, of what caches hold."""
-        from .core.capacity import narrowed, stored_arms
-        from .core.flags import unsupported
-
-        if self.settings.run:
-            names = stored_arms(self.settings.run[1]["plan"], framework, model, str(scenario))
-            return narrowed(scenario, lambda arm: arm.name in names)
-        found = next(e.framework for e in self.settings.engines if e.framework.name == framework)
-        return narrowed(scenario, lambda arm: not unsupported(found, arm))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """The plan is final only here: -k, -m and --lf deselect after every pytest_collection_modifyitems."""

@@ -14,7 +14,7 @@ import pytest_kvcache
 ROOT = Path(pytest_kvcache.__file__).parent
 FILES = sorted(p for p in ROOT.rglob("*.py") if p.relative_to(ROOT).parts[0] != "suites")
 PYTEST_MODULES = {"plugin.py", "options.py", "fixtures.py", "hookspecs.py"}
-TOP = {*PYTEST_MODULES, "__init__.py", "session.py", "blocks.py", "finish.py", "recording.py", "replay.py", "rows.py"}
+TOP = {*PYTEST_MODULES, "__init__.py", "session.py", "blocks.py", "finish.py", "recording.py", "replay.py", "rows.py", "selection.py"}
 FAMILIES = ("core", "harness", "frameworks", "probes", "report", "schemas")
 EDGE_MODULES = {"subprocess", "socket", "pathlib", "http", "aiohttp", "psutil", "pynvml", "os", "tempfile", "shutil", "asyncio"}
 

@@ -7,10 +7,9 @@ asked for (`core.kv_size`). What a server does not tell has a reason and is no f
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,7 +23,6 @@ from .scenarios import Capacity
 from .spec import Arm, json_hash
 from .verdict import Verdict
 
-CAPACITY = "capacity:"  # begins the last part of a block's id where sizes are measured
 VERSION = 1  # of what a scenario's hash stands for
 TOLD = ("kv_tokens", "kv_memory")  # names of `Framework.resolved`
 
@@ -50,18 +48,6 @@ def unsized(framework: Framework, scenario: Capacity, named: Iterable[str], *, b
     why = {a.name: unsupported(framework, a) for a in scenario.arms}
     refused = [why[name] for name in named if why.get(name)] or (list(why.values()) if all(why.values()) else [])
     return refused[0] if refused else ""
-
-
-def narrowed(scenario: Capacity, has: Callable[[Arm], bool]) -> Capacity:
-    """The scenario with those of its arms that there are, so that one precision less costs no other."""
-    arms = tuple(a for a in scenario.arms if has(a))
-    return dataclasses.replace(scenario, arms=arms) if arms else scenario
-
-
-def stored_arms(plan: Mapping[str, Any], framework: str, model: str, scenario: str) -> frozenset[str]:
-    """Which arms a stored run has measured, from its plan."""
-    found = (b for b in plan["blocks"] if b["id"].startswith(f"{framework}/{model}/{CAPACITY}") and scenario in b["scenarios"])
-    return frozenset(name for b in found for name in b["arms"])
 
 
 def workload(scenario: Capacity) -> str:

@@ -11,14 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from .capacity import CAPACITY
+from .arms import kind_of
 from .gate import PAIRED, Rule
 from .lint import gate_problem, text_problem
 from .metrics import find_metric
 from .samples import default_margin
 from .scenarios import Capacity, ClosedLoop, Scenario, Text, Traffic
 from .spec import OTHER, Arm, Gate, SpecError
-from .texts import TEXT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,9 +96,7 @@ class Block:
 
 def block_id(want: Wanted) -> str:
     arms = "+".join(a.name + "".join(f",{k}={v}" for k, v in a.asked().items()) for a in want.scenario.arms)
-    kinds = {Text: TEXT, Capacity: CAPACITY}  # measured in another way, never with a load
-    kind = kinds.get(type(want.scenario), "")
-    return f"{want.framework}/{want.model}/{kind}{arms}"
+    return f"{want.framework}/{want.model}/{kind_of(want.scenario)}{arms}"
 
 
 def as_gate(value: Gate | str) -> Gate:

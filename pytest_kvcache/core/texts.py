@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from .framework import Framework
 from .scenarios import Text
 from .spec import Arm, json_hash
 
-TEXT = "text:"  # begins the last part of a block's id where texts are scored
 TEXT_VERSION = 1  # of what a text's hash stands for
 TOLD = ("kv_dtype", "quantization")  # what of an arm a probe can be told
 
@@ -21,17 +19,6 @@ def asks(framework: Framework, arm: Arm) -> dict[str, Any] | None:
     if probe is None or set(arm.asked()) - set(TOLD) or arm.kv_dtype not in probe.kv or arm.quantization not in probe.weights:
         return None
     return {**probe.kv[arm.kv_dtype], **probe.weights[arm.quantization]}
-
-
-def narrowed(scenario: Text, has: Callable[[Arm], bool]) -> Text:
-    """The scenario with those of its arms that there are, so that one precision less costs no other."""
-    return dataclasses.replace(scenario, arms=tuple(a for a in scenario.arms if a.name == scenario.reference or has(a)))
-
-
-def stored_arms(plan: Mapping[str, Any], framework: str, model: str, scenario: str) -> frozenset[str]:
-    """Which arms of a text a stored run has scored, from its plan."""
-    found = (b for b in plan["blocks"] if b["id"].startswith(f"{framework}/{model}/{TEXT}") and scenario in b["scenarios"])
-    return frozenset(name for b in found for name in b["arms"])
 
 
 def unscored(framework: Framework, scenario: Text, arms: Iterable[str], *, beside: str = "", random: bool = False) -> str:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_kvcache.core import capacity, gguf
+from pytest_kvcache.core.arms import narrowed
 from pytest_kvcache.core.limits import GAINS
 from pytest_kvcache.core.lint import text_problem
 from pytest_kvcache.core.metrics import SIZES, find_metric
@@ -223,8 +224,8 @@ def test_what_a_framework_never_tells_or_has_is_known_at_collection(framework, n
 
 
 def test_one_precision_less_costs_no_other():
-    assert [a.name for a in capacity.narrowed(SCENARIO, lambda arm: arm.kv_dtype != "fp8").arms] == ["fp16", "int8"]
-    assert capacity.narrowed(SCENARIO, lambda arm: False) is SCENARIO
+    assert [a.name for a in narrowed(SCENARIO, lambda arm: arm.kv_dtype != "fp8").arms] == ["fp16", "int8"]
+    assert narrowed(SCENARIO, lambda arm: False) is SCENARIO
     wide = Capacity(isl=448, osl=16, arms=(Arm(name="pool", kv_gib=1),))
     assert "llama_cpp cannot be told kv_gib=1" in capacity.unsized(LLAMA_CPP, wide, ())
 

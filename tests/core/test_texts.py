@@ -2,10 +2,11 @@
 
 import pytest
 
+from pytest_kvcache.core.arms import narrowed, stored_arms
 from pytest_kvcache.core.framework import Probe
 from pytest_kvcache.core.scenarios import Text
 from pytest_kvcache.core.spec import Arm, SpecError
-from pytest_kvcache.core.texts import asks, narrowed, stored_arms, text_hash, unscored
+from pytest_kvcache.core.texts import asks, text_hash, unscored
 from pytest_kvcache.frameworks.llama_cpp import LLAMA_CPP
 from pytest_kvcache.frameworks.tgi import TGI
 from pytest_kvcache.frameworks.transformers import TRANSFORMERS
@@ -57,8 +58,8 @@ def test_the_arms_of_a_stored_text_are_those_of_its_plan():
         {"id": "llama_cpp/m/text:fp16+int4,kv_dtype=int4", "scenarios": [str(TEXT)], "arms": ["fp16", "int4"]},
         {"id": "llama_cpp/m/base", "scenarios": ["isl1-osl1-c1"], "arms": ["base"]},
     ]}  # fmt: skip
-    assert stored_arms(plan, "llama_cpp", "m", str(TEXT)) == {"fp16", "int4"}
-    assert stored_arms(plan, "vllm", "m", str(TEXT)) == frozenset()
+    assert stored_arms(plan, "llama_cpp", "m", TEXT) == {"fp16", "int4"}
+    assert stored_arms(plan, "vllm", "m", TEXT) == frozenset()
 
 
 def test_another_corpus_scheme_or_token_is_another_number():
