@@ -88,8 +88,10 @@ class Scorer:
         tokens = sum(w.scored for w in cut)
         how = "one after another" if self.probe.alone else "side by side"
         self.say(f"  scoring {tokens:,} tokens of {self._text.name} ({len(cut)} windows) through {len(asked)} caches {how}")
-        found = self._alone(request, asked, refused) if self.probe.alone else self._ask("scores", request | {"arms": asked})
-        answers = {} if self.probe.alone or not scenario.answer_tokens else self._answers(scenario, own)
+        found = self._alone(scenario, request, asked, refused) if self.probe.alone else self._ask("scores", request | {"arms": asked})
+        answers = (
+            self._answers(scenario, {name: own[name] for name in own if f"{name}/nll" in found}, found) if scenario.answer_tokens else {}
+        )
         controls = {name: _figures(found, f"control:{name}", reference) for name in CONTROLS}
         return [self._trace(scenario, a, found, controls, refused.get(a.name, ""), answers.get(f"arm:{a.name}", {})) for a in arms]
 
@@ -109,14 +111,18 @@ class Scorer:
             words["model"] = str(target)
         return words
 
-    def _alone(self, request: dict[str, Any], asked: dict[str, dict[str, Any]], refused: dict[str, str]) -> dict[str, Any]:
-        """As the answer of all arms in one process, from one process after another. An arm that does not start joins `refused`; without
-        the reference or a control no other says anything."""
+    def _alone(
+        self, scenario: Text, request: dict[str, Any], asked: dict[str, dict[str, Any]], refused: dict[str, str]
+    ) -> dict[str, Any]:  # fmt: skip
+        """As the answer of all arms in one process, from one process after another, which writes its texts as well. An arm that does not
+        start joins `refused`; without the reference or a control no other says anything."""
+        writes = {"prompts": sanity.PROMPTS, "new": scenario.answer_tokens} if scenario.answer_tokens else {}
         found: dict[str, Any] = {}
         told: dict[str, Any] = {"compare_s": {}}
         for name, words in asked.items():
             try:
-                one = self._ask(name.replace(":", "-"), request | {"arms": {name: words}, "top": self.probe.top})
+                more = writes if name.startswith("arm:") else {}
+                one = self._ask(name.replace(":", "-"), request | more | {"arms": {name: words}, "top": self.probe.top})
             except UserError as e:
                 kind, _, arm = name.partition(":")
                 if kind == "control" or name == request["reference"]:
@@ -132,11 +138,12 @@ class Scorer:
             told["compare_s"][name] = time.monotonic() - began
         return found | {"told": told}
 
-    def _answers(self, scenario: Text, own: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """What each arm goes on to write: of a fixed set of prompts, and where the scenario asks for them of short tasks."""
+    def _answers(self, scenario: Text, own: Mapping[str, Any], scores: Any) -> dict[str, dict[str, Any]]:
+        """What each arm goes on to write: of a fixed set of prompts (those that live alone have written with their `scores`), and where the
+        scenario asks for them of short tasks."""
         request = {"want": "greedy", "arms": own, "step": scenario.scheme.step or scenario.scheme.window}
         reference = f"arm:{scenario.reference}"
-        found = self._ask("answers", request | {"prompts": sanity.PROMPTS, "new": scenario.answer_tokens})
+        found = scores if self.probe.alone else self._ask("answers", request | {"prompts": sanity.PROMPTS, "new": scenario.answer_tokens})
         ids = {arm: {name: found[f"{arm}/{name}"].tolist() for name in sanity.PROMPTS} for arm in own}
         base, none = ids[reference], sanity.no_reference(ids[reference])
         answers: dict[str, dict[str, Any]] = {}
@@ -153,7 +160,8 @@ class Scorer:
 
     def _tasks(self, scenario: Text, request: dict[str, Any]) -> dict[str, dict[str, list[int]]]:
         """Of each arm and kind of task, how many it got right and how many there were."""
-        items = [i for kind in tasks.TASKS for i in tasks.items(kind, scenario.tasks, TASK_SEED)] if scenario.tasks else []
+        count = 0 if self.probe.alone else scenario.tasks
+        items = [i for kind in tasks.TASKS for i in tasks.items(kind, count, TASK_SEED)] if count else []
         if not items:
             return {}
         found = self._ask("tasks", request | {"prompts": {i.name: i.prompt for i in items}, "new": 12})["told"]["texts"]

@@ -128,9 +128,12 @@ def likeliest(position: Mapping[int, Any], top: int) -> list[tuple[int, float]]:
 
 
 def walked(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The scores of all windows, and where the request has `prompts` what the arm goes on to write (`new` tokens of each)."""
     name, arm = arm_of(request)
     top, longest = request.get("top", TOP), max(len(w["tokens"]) for w in request["windows"])
-    engine = Engine(request, arm, longest)
+    vocabulary = vocabulary_of(request["model"]) if request.get("prompts") else None
+    most = max(map(len, prompts_of(request, vocabulary).values())) + request["new"] if vocabulary else 0
+    engine = Engine(request, arm, max(longest, most))
     seconds, nll, best, chunks = {name: 0.0}, [], [], []
     for number, window in enumerate(request["windows"]):
         with timed(seconds, name):
@@ -141,8 +144,9 @@ def walked(request: Mapping[str, Any]) -> dict[str, Any]:
             chunks.append(number)
     if not np.isfinite(nll).all():
         raise SystemExit("the engine's logits are not finite")
-    told = engine.told()
-    return {
+    written = continued(engine, request, name, vocabulary, dict.fromkeys([name], 0.0)) if vocabulary else {"told": {}}
+    told = engine.told() | written.pop("told")
+    return written | {
         f"{name}/nll": np.array(nll, np.float64),
         f"{name}/top_ids": np.array([[token for token, _ in row] for row in best], np.int32),
         f"{name}/top_logprobs": np.array([[logprob for _, logprob in row] for row in best], np.float32),
@@ -158,24 +162,20 @@ def vocabulary_of(model: str) -> Any:
     return in_transformers.vocabulary_of(model)
 
 
-def continued(request: Mapping[str, Any]) -> dict[str, Any]:
+def continued(engine: Engine, request: Mapping[str, Any], name: str, vocabulary: Any, seconds: dict[str, float]) -> dict[str, Any]:
     """`ARM/PROMPT`, int32: at most `new` tokens, of which the one that ends an answer is the last."""
-    name, arm = arm_of(request)
-    vocabulary = vocabulary_of(request["model"])
-    prompts = prompts_of(request, vocabulary)
-    engine = Engine(request, arm, max(map(len, prompts.values())) + request["new"])
-    seconds, arrays, texts = {name: 0.0}, {}, {}
-    for key, prompt in prompts.items():
+    arrays, texts = {}, {}
+    for key, prompt in prompts_of(request, vocabulary).items():
         asked = {"max_tokens": request["new"], "ignore_eos": True, "stop_token_ids": sorted(vocabulary.ends)}
         with timed(seconds, name):
             found = list(engine.answer(key, prompt, **asked).outputs[0].token_ids)
         arrays[f"{name}/{key}"], texts[key] = np.array(found, np.int32), vocabulary.decode(found)
-    return arrays | {"told": {"seconds": seconds, "texts": {name: texts}, **engine.told()}}
+    return arrays | {"told": {"texts": {name: texts}}}
 
 
 if __name__ == "__main__":
     try:
-        main({"walk": walked, "tokens": lambda asked: tokens(asked, vocabulary_of(asked["model"]), VERSIONS), "greedy": continued})
+        main({"walk": walked, "tokens": lambda asked: tokens(asked, vocabulary_of(asked["model"]), VERSIONS)})
     except SystemExit as why:
         print(why, file=sys.stderr, flush=True)
         os._exit(1)  # at an ordinary end NCCL has a word after ours

@@ -68,11 +68,12 @@ def test_steps_are_read_back_and_score_what_transformers_scores(python, tmp_path
 def test_greedy_is_what_transformers_generates(python, tmp_path, asked):
     """In float32: a tie of two tokens in 16 bits falls as the order of sums does."""
     prompts = {"text": "The capital of France is", "ids": asked["windows"][0]["tokens"][:40]}
-    request = {"want": "greedy", "model": asked["model"], "prompts": prompts, "new": 12, "step": 4, "dtype": "float32"}
+    request = asked | {"windows": asked["windows"][:1], "prompts": prompts, "new": 12, "step": 16, "dtype": "float32", "reference": "auto"}
     found, told = answered(python, SCRIPT, tmp_path, **request, arms={"auto": {"kv": "auto"}})
     own = json.loads(weights.run_python(PYTHON, GENERATED, str(tmp_path / "request.json")).rpartition("out:")[2])
     assert {name: found[f"auto/{name}"].tolist() for name in prompts} == {name: ids for name, (ids, _) in own.items()}
     assert told["texts"]["auto"] == {name: decoded for name, (_, decoded) in own.items()}
+    assert len(found["auto/nll"]) == 63, "and the text is scored beside it"
 
 
 def test_what_vllm_refuses_ends_in_one_line_and_tokens_are_its_tokenizers(python, tmp_path, asked):

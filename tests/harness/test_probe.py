@@ -100,15 +100,11 @@ class MadeUp(Scorer):
         arms = list(request["arms"])
         if self.dies & set(arms):
             raise UserError("vllm: ValueError: FP8 KV cache needs another processor (log: x)")
+        prompts = request.get("prompts", {})
+        written = {f"{a}/{p}": np.array(self.texts.get(a, range(100 * i, 100 * i + 40))) for a in arms for i, p in enumerate(prompts)}
+        told = {"seconds": dict.fromkeys(arms, 1.0), "texts": {a: dict.fromkeys(prompts, "words") for a in arms if prompts}}
         if request.get("want") == "greedy":
-            ids = {
-                f"{a}/{p}": np.array(self.texts.get(a, range(100 * i, 100 * i + 40)))
-                for a in arms
-                for i, p in enumerate(request["prompts"])
-            }
-            return ids | {
-                "told": {"seconds": dict.fromkeys(arms, 1.0), "texts": {a: dict.fromkeys(request["prompts"], "words") for a in arms}}
-            }
+            return written | {"told": told}
         rng = np.random.default_rng(1)
         n = sum(len(w["tokens"]) - w["first"] for w in request["windows"])
         nll, spread = rng.exponential(2.0, n), rng.exponential(1.0, n)
@@ -119,14 +115,8 @@ class MadeUp(Scorer):
             if self.probe.alone:
                 ids = np.tile(np.arange(3), (n, 1))
                 found |= {f"{arm}/top_ids": ids, f"{arm}/top_logprobs": np.log(np.tile([0.5 - KLD[arm] / 9, 0.3, 0.1], (n, 1)))}
-        return found | {
-            "told": {
-                "seconds": dict.fromkeys(arms, 1.0),
-                "compare_s": dict.fromkeys(arms, 0.1),
-                "cache_bytes": dict.fromkeys(arms, 99),
-                "engine": "1.0",
-            }
-        }
+        told |= {"compare_s": dict.fromkeys(arms, 0.1), "cache_bytes": dict.fromkeys(arms, 99), "engine": "1.0"}
+        return found | written | {"told": told}
 
 
 def scorer(tmp_path, alone=False, needs=None, **about):
@@ -190,8 +180,9 @@ def test_without_the_reference_or_a_control_nothing_counts(tmp_path, name):
         scorer(tmp_path, alone=True, dies={name}).score(TEXT, ARMS)
 
 
-def test_garbage_makes_an_arm_invalid_whatever_its_figures(tmp_path):
-    traces = scorer(tmp_path, texts={"arm:int4": [5] * 40}).score(TEXT, ARMS)
+@pytest.mark.parametrize("alone", [False, True])
+def test_garbage_makes_an_arm_invalid_whatever_its_figures(tmp_path, alone):
+    traces = scorer(tmp_path, alone, texts={"arm:int4": [5] * 40}).score(TEXT, ARMS)
     assert trace_problem(traces[1]) is None
     assert "the texts that int4 writes are garbage" in trace_problem(traces[2])[0]
 

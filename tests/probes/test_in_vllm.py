@@ -183,7 +183,7 @@ def test_a_spoilt_cache_is_zeroed_after_each_step(probe):
         ({"a": {}}, {"whole": True}, {}, "vLLM took 40 tokens in 1 steps, not 3: its steps are longer than 16"),
         ({"a": {}}, {"nan": True}, {}, "the engine's logits are not finite"),
         ({"a": {}}, {}, {"device": "cuda"}, f"vLLM 0.99 of {sys.executable} runs on cpu, not on cuda"),
-        ({"a": {}}, {}, {"want": "quantize"}, "in_vllm.py has no 'quantize': walk, tokens, greedy"),
+        ({"a": {}}, {}, {"want": "quantize"}, "in_vllm.py has no 'quantize': walk, tokens"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(probe, arms, fake, other, line):
