@@ -67,7 +67,8 @@ def _bad_margin(margin: Any) -> str:
     return ""
 
 
-def _bad_values(values: Sequence[Any], whose: str) -> str:
+def bad_values(values: Sequence[Any], whose: str) -> str:
+    """Why one of these is no figure that may be compared; empty when all are."""
     for v in values:
         if type(v) is float and 0 < v <= HUGE:
             continue
@@ -88,7 +89,7 @@ def _missing(base: Base, new: Sequence[Any], margin: float) -> Verdict | None:
         return Verdict(verdict=NO_BASELINE, reason=few if old else base.missing or NOTHING_STORED, margin=margin)
     if not new:
         return _invalid("nothing was measured: the metric is missing from every run", margin)
-    if problem := _bad_values(old, "a baseline value") or _bad_values(new, "a measured value"):
+    if problem := bad_values(old, "a baseline value") or bad_values(new, "a measured value"):
         return _invalid(problem, margin)
     if not base.missing and old:
         return None
@@ -203,7 +204,7 @@ def judge_paired(
     rounds = f"{len(old)} runs of the old arm and {len(new)} of the new: rounds are not complete"
     problem = rounds if len(old) != len(new) else "" if new else "nothing was measured: the metric is missing from every run"
     for values, whose, bound in ((new, "a value of the new arm", limit), (old, "a value of the old arm", old_limit)):
-        problem = problem or _bad_values(values, whose) or _beyond(bound, values, whose, unit)
+        problem = problem or bad_values(values, whose) or _beyond(bound, values, whose, unit)
     if problem:
         return _invalid(problem, margin)
     if verdict := too_few_samples(Base(), samples, quantile=quantile, margin=margin, rule=rule, runs=new):

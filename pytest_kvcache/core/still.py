@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from .gate import MISMATCH, NOTHING_STORED, Base, in_unit
+from .gate import MISMATCH, NOTHING_STORED, Base, bad_values, in_unit
 from .metrics import Metric
 from .rule import IMPROVEMENT, INCONCLUSIVE, INVALID, NO_BASELINE, PASS, REGRESSION, Rule
 from .verdict import FEW_SAMPLES, Verdict
@@ -25,6 +25,8 @@ LUCKY = 0.05  # a ratio of perplexities that is better by more is of another tex
 
 def of_limit(value: float, bounds: Sequence[float | None], limit: float, metric: Metric, *, windows: int) -> Verdict:
     """Whether a figure keeps a limit. `bounds` as `Figure.bounds`, of so many windows; None is an end that the text does not show."""
+    if problem := bad_values([value], "a measured value"):
+        return Verdict(verdict=INVALID, reason=problem, margin=0.0)
     told = partial(Verdict, value=value, runs=(value,), baseline=limit, change=value / limit - 1, margin=0.0)
     if windows < FEWEST_WINDOWS:
         return told(verdict=INCONCLUSIVE, reason=f"{FEW_SAMPLES}{windows} windows; {FEWEST_WINDOWS} are the least")
@@ -59,7 +61,8 @@ def _more(value: float, worst: float, limit: float, better: str, windows: int) -
 def of_baseline(base: Base, value: float, metric: Metric, *, margin: float, floor: float = 0.0, report: str = "") -> Verdict:
     """Whether a figure is what was stored. A change below `floor`, in the metric's own unit (what the order of the arithmetic alone
     makes of it), is none. `report` is why it is only shown."""
-    if problem := base.mismatch and MISMATCH + base.mismatch:
+    problem = base.mismatch and MISMATCH + base.mismatch
+    if problem := problem or bad_values(base.runs, "a baseline value") or bad_values([value], "a measured value"):
         return Verdict(verdict=INVALID, reason=problem, margin=margin)
     stored = in_unit(base, metric.unit)
     if base.missing or stored is None or not stored.runs:

@@ -109,7 +109,7 @@ def _settled(gate: GateSpec, doc: Mapping[str, Any], new: Sequence[Any], now: Ma
     progress.measurements = [
         {
             "run": run, "scenario": str(SCENARIO), "arm": "base", "valid": True, "requests": now.get("n", SCENARIO.n_requests), "canary": None,
-            "metrics": {} if v is None else {gate.metric: v},
+            "metrics": {} if v is None else {gate.metric: v}, "load": {},
         } for run, v in enumerate(new, 1)
     ]  # fmt: skip
     need = "nothing" if base.missing and not progress.measurements else "judge"

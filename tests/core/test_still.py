@@ -77,6 +77,20 @@ def test_what_is_no_number_of_the_same_is_never_compared(changes, word):
     assert still.of_baseline(base(0.004, **changes), 0.004, KLD, margin=0.25).verdict == word
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -0.1, None, True, "0.004"])
+def test_no_path_leads_from_no_figure_to_a_pass(value):
+    assert still.of_limit(value, (0.001, 0.002), 0.01, KLD, windows=8).verdict == "invalid"
+    assert still.of_baseline(base(0.004), value, KLD, margin=0.25).verdict == "invalid"
+    assert still.of_baseline(base(0.004), value, KLD, margin=0.25, report="smoke").verdict == "invalid"
+    assert still.of_baseline(base(value), 0.004, KLD, margin=0.25).verdict == "invalid"
+
+
+@pytest.mark.parametrize("ends", [(math.nan, 0.02), (0.001, math.nan), (math.nan, math.nan)])
+def test_no_odd_end_of_an_interval_passes(ends):
+    assert still.of_limit(0.004, ends, 0.01, KLD, windows=8).verdict != "pass" or not math.isnan(ends[1])
+    assert still.of_limit(0.95, ends, 0.93, TOP, windows=8).verdict != "pass" or not math.isnan(ends[0])
+
+
 def test_what_the_order_of_the_arithmetic_makes_is_read_from_the_controls():
     load = {"controls": {"floor": {"kld.mean": [0.003, 0.001], "ppl_ratio": [0.9996, 0.0], "top1": [0.98, 0.0], "ppl": [12.0, 1.0]}}}
     assert still.controls_floor(load, "kld.mean") == 0.003

@@ -55,10 +55,14 @@ def test_so_it_is_when_the_user_interrupts(two_that_stay):
             time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGINT)
 
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs ignore it
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        restart.run(command, 30)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            restart.run(command, 30)
+    finally:
+        signal.signal(signal.SIGINT, before)
     thread.join()
     assert all_gone(pids)
 
