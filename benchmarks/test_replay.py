@@ -10,9 +10,9 @@ import pytest
 from pytest_kvcache import replay
 from pytest_kvcache.core.evidence import Evidence
 from pytest_kvcache.core.gate import Base, rule_for
+from pytest_kvcache.core.measurement import measurement
 from pytest_kvcache.core.metrics import find_metric, measure
 from pytest_kvcache.core.plan import Wanted, make_plan
-from pytest_kvcache.core.progress import measurement
 from pytest_kvcache.core.record import RequestRecord, Trace
 from pytest_kvcache.core.scenarios import ClosedLoop
 from pytest_kvcache.core.spec import Gate

@@ -147,7 +147,7 @@ def _broken(stored: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dic
 
 def again(row: Mapping[str, Any], trace: Trace | None) -> dict[str, Any]:
     """A measurement from its requests; as it was stored where they are lost, or where nothing was measured (a lost server, say)."""
-    from .core.progress import measurement
+    from .core.measurement import measurement
     from .core.validity import trace_problem
 
     if trace is None or not (trace.records or trace.tokens):

@@ -10,18 +10,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from .flags import unsupported
 from .framework import Framework
 from .kv_size import FORMATS, bytes_per_token, layers_of
-from .metrics import SIZES, Metric
+from .metrics import SIZES
 from .record import OK, RequestRecord
-from .rule import PASS, REGRESSION
 from .scenarios import Capacity
 from .spec import Arm, json_hash
-from .verdict import Verdict
 
 VERSION = 1  # of what a scenario's hash stands for
 TOLD = ("kv_tokens", "kv_memory")  # names of `Framework.resolved`
@@ -230,28 +227,3 @@ def _of_longest(told: Mapping[str, Any]) -> str:
         return ""
     end = ends.get(beyond["became"], f"was refused by no clear error but HTTP {beyond.get('status')}")
     return f"a request of {beyond['tokens']} tokens, beyond its context of {limit['tokens']}, {end}: {beyond['words']}"
-
-
-def within(value: float, limit: float, metric: Metric) -> Verdict:
-    """Whether a figure, which has no spread, keeps a limit."""
-    keeps = value <= limit if metric.better == "lower" else value >= limit
-    reason = "" if keeps else f"the limit is {limit:g}"
-    return Verdict(
-        verdict=PASS if keeps else REGRESSION,
-        reason=reason,
-        value=value,
-        baseline=limit,
-        change=value / limit - 1,
-        runs=(value,),
-        margin=0.0,
-    )
-
-
-def beside(old: float, new: float, metric: Metric, *, margin: float, at_least: float | None) -> Verdict:
-    """Whether an arm's figure is no worse than another's, or so many times as good as is claimed; neither has a spread."""
-    times = old / new if metric.better == "lower" else new / old
-    told = partial(Verdict, value=new, baseline=old, change=new / old - 1, runs=(new,), baseline_runs=(old,), margin=margin)
-    if at_least is None:
-        return told(verdict=PASS if 1 / times - 1 <= margin else REGRESSION)
-    reason = f"{times:.3g} times as good, at least {at_least:g} times is claimed"
-    return told(verdict=PASS if times >= at_least else REGRESSION, reason=reason)

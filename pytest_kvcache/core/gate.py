@@ -79,7 +79,7 @@ def bad_values(values: Sequence[Any], whose: str) -> str:
     return ""
 
 
-def _missing(base: Base, new: Sequence[Any], margin: float) -> Verdict | None:
+def missing(base: Base, new: Sequence[Any], margin: float) -> Verdict | None:
     """The verdict where one side has no numbers, or none that may be used; None when both have."""
     if base.mismatch:
         return _invalid(MISMATCH + base.mismatch, margin)
@@ -96,7 +96,7 @@ def _missing(base: Base, new: Sequence[Any], margin: float) -> Verdict | None:
     return Verdict(verdict=NO_BASELINE, reason=base.missing or NOTHING_STORED, runs=tuple(new), value=geometric_mean(new), margin=margin)
 
 
-def _differs(base: Base, better: str, unit: str, definition: str) -> str:
+def differs(base: Base, better: str, unit: str, definition: str) -> str:
     """Whether the two sides are numbers of different things."""
     for what, was, now in (("direction", base.better or better, better), ("definition", base.definition, definition)):
         if was != now:
@@ -147,9 +147,9 @@ def judge(
     """
     if problem := _bad_direction(better) or _bad_margin(margin):
         return _invalid(problem, None)
-    if verdict := _missing(base, new, margin):
+    if verdict := missing(base, new, margin):
         return verdict
-    problem = f"{failed} requests failed above the allowance" if failed else _differs(base, better, unit, definition)
+    problem = f"{failed} requests failed above the allowance" if failed else differs(base, better, unit, definition)
     old = base if problem else in_unit(base, unit) or base
     problem = problem or _beyond(limit, old.runs, "a baseline value", unit) or _beyond(limit, new, "a measured value", unit)
     if problem:

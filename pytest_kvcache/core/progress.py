@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .capacity import beside, figures, within
 from .evidence import Evidence, as_judged
 from .gate import (
     INCONCLUSIVE,
     INVALID,
-    MISMATCH,
     NO_BASELINE,
-    NOTHING_STORED,
     PAIRED,
     Base,
     Limit,
@@ -27,56 +23,15 @@ from .gate import (
     judge_paired,
     too_few_samples,
 )
-from .metrics import find_metric, measure, quantile_of
+from .metrics import find_metric, quantile_of
 from .models import find_model
-from .perplexity import scores_of, summarise
 from .physics import limit_of
 from .plan import Block, GateSpec, Task
-from .record import OK, Trace
 from .resolved import noted
 from .scenarios import Traffic
-from .still import STILL, controls_floor, of_baseline, of_limit
-from .stitched import windows_of
+from .still import settle_still
+from .verdict import SMOKE
 from .windows import rounds_of, runs_of, values_of
-
-
-def measurement(trace: Trace, problem: str | None) -> dict[str, Any]:
-    """A trace in figures; `problem` says why it does not count. `windows`: the figures of each of the windows it was made of."""
-    from .window import facts, window_of  # numpy: only once something has been measured
-
-    if trace.tokens:
-        return scored(trace, problem)
-    if "capacity" in trace.load:
-        return sized(trace, problem)
-    window, turns = window_of(trace), [measure(w) for w in windows_of(trace)]
-    return ({"windows": {name: [t.get(name) for t in turns] for name in sorted(set().union(*turns))}} if turns else {}) | {
-        "scenario": trace.scenario, "arm": trace.arm, "run": trace.run, "valid": problem is None, "invalid": problem,
-        "metrics": measure(trace, window), "requests": len(trace.records), "failed": sum(r.outcome != OK for r in trace.records),
-        "load": trace.load | facts(trace, window), "canary": None,
-    }  # fmt: skip
-
-
-def scored(trace: Trace, problem: str | None) -> dict[str, Any]:
-    """A scored text in figures: as `measurement`, with `bounds` (`core.perplexity.Figure.bounds`) beside the metrics. `requests` are the
-    tokens scored."""
-    figures = {} if problem else summarise(scores_of(trace.tokens))
-    found = {name: f for name, f in figures.items() if math.isfinite(f.value) and f.value > 0}
-    return {
-        "scenario": trace.scenario, "arm": trace.arm, "run": trace.run, "valid": problem is None, "invalid": problem,
-        "metrics": {name: f.value for name, f in found.items()},
-        "bounds": {name: [b if math.isfinite(b) else None for b in f.bounds] for name, f in found.items()},
-        "requests": len(trace.tokens["nll"]), "failed": 0, "canary": None,
-        "load": trace.load | {"windows": len(set(trace.tokens["chunk"]))},
-    }  # fmt: skip
-
-
-def sized(trace: Trace, problem: str | None) -> dict[str, Any]:
-    """What a cache holds in figures; as `measurement`. The requests only show what it did when it was filled: no speed is among them."""
-    return {
-        "scenario": trace.scenario, "arm": trace.arm, "run": trace.run, "valid": problem is None, "invalid": problem,
-        "metrics": {} if problem else figures(trace.load["capacity"]), "requests": len(trace.records),
-        "failed": sum(r.outcome != OK for r in trace.records), "load": trace.load, "canary": None,
-    }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +92,7 @@ def settle(gate: GateSpec, progress: Progress, orders: Orders, *, final: bool) -
     card is judged by wider terms, which the verdict names.
     """
     if find_metric(gate.metric).drift is not None:
-        return _still(gate, progress, orders, final=final)
+        return settle_still(gate, progress, orders, final=final)
     if gate.against:
         return _paired(gate, progress, orders, final=final)
     if orders.needs[gate.key] not in ("judge", "report", "attached"):
@@ -169,58 +124,6 @@ def _settled(gate: GateSpec, progress: Progress, orders: Orders, *, final: bool)
     if need == "record":
         return _recorded(gate, values[:enough], rule)
     return _reported(gate, values[:enough], orders.bases[gate.key], rule, attached=need == "attached")
-
-
-def _still(gate: GateSpec, progress: Progress, orders: Orders, *, final: bool) -> Verdict | None:
-    """As `settle`, of a number that does not vary from run to run: one run decides."""
-    if gate.against:
-        return _still_pair(gate, progress, final=final)
-    runs, need, base, metric = progress.runs(gate), orders.needs[gate.key], orders.bases[gate.key], find_metric(gate.metric)
-    if need == "nothing":
-        if base.mismatch:
-            return Verdict(verdict=INVALID, reason=MISMATCH + base.mismatch, margin=gate.margin)
-        return Verdict(verdict=NO_BASELINE, reason=base.missing or NOTHING_STORED, margin=gate.margin)
-    if not runs:
-        if reason := progress.broken.get((gate.scenario, gate.arm)):
-            return Verdict(verdict=INVALID, reason=reason, margin=gate.margin)
-        if not final:
-            return None
-        return Verdict(verdict=INCONCLUSIVE, reason=UNMEASURED, margin=gate.margin, more_runs=1)
-    row = runs[0]
-    if (value := row["metrics"].get(gate.metric)) is None:
-        return _missing(gate, row)
-    if gate.limit is not None and "capacity" in row["load"]:
-        return within(value, gate.limit, metric)
-    if gate.limit is not None:
-        return of_limit(value, row["bounds"][gate.metric], gate.limit, metric, windows=row["load"]["windows"])
-    if need == "record":
-        return _recorded(gate, [value], STILL)
-    floor = max(gate.floor, controls_floor(row["load"], gate.metric))
-    return of_baseline(base, value, metric, margin=gate.margin, floor=floor, report=SMOKE if need == "report" else "")
-
-
-def _missing(gate: GateSpec, row: Mapping[str, Any]) -> Verdict:
-    """Of a run without the figure: why it has none, where that is known."""
-    sizes = row["load"].get("capacity")
-    why = "the scores of the text" if sizes is None else f"what was measured of {row['arm']}"
-    told = (sizes or {}).get("not_told", {}).get(gate.metric)
-    reason = f"{gate.metric} is missing from {why}" + (f": {told}" if told else "")
-    return Verdict(verdict=INVALID, reason=reason, margin=gate.margin)
-
-
-def _still_pair(gate: GateSpec, progress: Progress, *, final: bool) -> Verdict | None:
-    """As `_still`, of a gate on two arms: one round decides."""
-    for arm in (gate.arm, gate.against):
-        if reason := progress.broken.get((gate.scenario, arm)):
-            return Verdict(verdict=INVALID, reason=f"{arm}: {reason}", margin=gate.margin)
-    rounds = progress.rounds(gate)
-    if not rounds:
-        return Verdict(verdict=INCONCLUSIVE, reason=UNMEASURED, margin=gate.margin, more_runs=1) if final else None
-    old, new = (row["metrics"].get(gate.metric) for row in rounds[0])
-    for row, value in zip(rounds[0], (old, new), strict=True):
-        if value is None:
-            return _missing(gate, row)
-    return beside(old, new, find_metric(gate.metric), margin=gate.margin, at_least=gate.at_least)
 
 
 def _paired(gate: GateSpec, progress: Progress, orders: Orders, *, final: bool) -> Verdict | None:
@@ -305,8 +208,6 @@ def _recorded(gate: GateSpec, values: list[float], rule: Rule) -> Verdict:
     return Verdict(verdict=NO_BASELINE, reason=short, value=value, runs=tuple(values), margin=gate.margin)
 
 
-SMOKE = "profile smoke takes one run: reported, not judged"
-UNMEASURED = "the time budget was spent before it was measured"
 ATTACHED = (
     "an attached server is not restarted, so this is one observation: reported, not judged; --kv-restart=COMMAND gives it fresh starts"
 )

@@ -92,11 +92,16 @@ def text_problem(trace: Trace) -> tuple[str, bool] | None:
     return (told["garbage"], False) if told.get("garbage") else None
 
 
+def too_lucky(increase: float, most: float = LUCKY) -> str:
+    """Why a perplexity that is better by so much (`increase`, a fraction, is below 0 then) is of another text; empty when it may be."""
+    return f"suspicious: the perplexity is {-100 * increase:.3g} % better, so this is not the same test" if increase < -most else ""
+
+
 def within(base: float, new: float, limit: float) -> tuple[str, str]:
     """A perplexity against another and the increase that is allowed (a fraction): the word, and the reason where it is not `pass`."""
     increase = new / base - 1
-    if increase < -max(5 * limit, LUCKY):
-        return INVALID, f"suspicious: the perplexity is {-100 * increase:.3g} % better, so this is not the same test"
+    if why := too_lucky(increase, max(5 * limit, LUCKY)):
+        return INVALID, why
     if increase > limit:
         return REGRESSION, f"the perplexity is {100 * increase:.3g} % higher; {100 * limit:.3g} % are allowed"
     return PASS, ""

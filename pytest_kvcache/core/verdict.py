@@ -14,6 +14,7 @@ from .units import factor
 
 HUGE = 1e300  # no figure is larger
 FEW_SAMPLES = "too few samples: "
+SMOKE = "profile smoke takes one run: reported, not judged"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,10 @@ from typing import Any, Protocol
 
 from ..core.canary import Reading, around
 from ..core.gate import INVALID, Verdict
+from ..core.measurement import measurement
 from ..core.metrics import find_metric
 from ..core.plan import Block, Task, runs_range
-from ..core.progress import Orders, Progress, measurement, settle
+from ..core.progress import Orders, Progress, settle
 from ..core.record import Trace
 from ..core.scenarios import Scenario, Text
 from ..core.spec import Arm, UserError

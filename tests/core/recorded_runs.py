@@ -5,9 +5,10 @@ import random
 
 from pytest_kvcache.core import baseline as stored
 from pytest_kvcache.core.gate import rule_for
+from pytest_kvcache.core.measurement import measurement
 from pytest_kvcache.core.metrics import find_metric
 from pytest_kvcache.core.plan import Wanted, make_plan
-from pytest_kvcache.core.progress import Orders, Progress, measurement, settle
+from pytest_kvcache.core.progress import Orders, Progress, settle
 from pytest_kvcache.core.record import RequestRecord, Trace
 from pytest_kvcache.core.scenarios import ClosedLoop
 from pytest_kvcache.core.spec import Gate

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_kvcache.core import capacity, gguf
+from pytest_kvcache.core import capacity, gguf, still
 from pytest_kvcache.core.arms import narrowed
 from pytest_kvcache.core.limits import GAINS
 from pytest_kvcache.core.lint import text_problem
@@ -197,7 +197,7 @@ def test_a_pool_is_as_large_as_was_asked(asked, taken, wrong):
 
 @pytest.mark.parametrize(("value", "verdict"), [(1.0, "pass"), (1.05, "pass"), (1.0501, "regression")])
 def test_a_limit_of_a_figure_without_spread(value, verdict):
-    assert capacity.within(value, 1.05, find_metric("kv_size_ratio")).verdict == verdict
+    assert still.of_size(value, 1.05, find_metric("kv_size_ratio")).verdict == verdict
 
 
 @pytest.mark.parametrize(("name", "old", "new", "claim", "verdict"), [
@@ -206,7 +206,7 @@ def test_a_limit_of_a_figure_without_spread(value, verdict):
     ("kv_tokens", 100, 99.5, {}, "pass"), ("kv_tokens", 100, 97, {}, "regression"), ("kv_bytes_per_token", 100, 97, {}, "pass"),
 ])  # fmt: skip
 def test_two_arms_beside_each_other(name, old, new, claim, verdict):
-    found = capacity.beside(old, new, find_metric(name), margin=0.02, at_least=claim.get("at_least"))
+    found = still.beside(old, new, find_metric(name), margin=0.02, at_least=claim.get("at_least"))
     assert found.verdict == verdict and found.value == new and found.baseline == old
 
 

@@ -71,7 +71,7 @@ def test_a_pass_against_a_baseline_is_within_its_margin_or_its_floor(old, new, m
 
 @pytest.mark.parametrize(("changes", "word"), [
     ({"mismatch": "workload: 'a' -> 'b'"}, "invalid"), ({"missing": "no baseline is stored for this gate", "sessions": ()}, "no-baseline"),
-    ({"definition": "kld.mean.v0"}, "invalid"), ({"unit": "ms"}, "no-baseline"), ({"sessions": ()}, "no-baseline"),
+    ({"definition": "kld.mean.v0"}, "invalid"), ({"unit": "ms"}, "invalid"), ({"sessions": ()}, "no-baseline"),
 ])  # fmt: skip
 def test_what_is_no_number_of_the_same_is_never_compared(changes, word):
     assert still.of_baseline(base(0.004, **changes), 0.004, KLD, margin=0.25).verdict == word

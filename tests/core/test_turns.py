@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_kvcache.core.measurement import measurement
 from pytest_kvcache.core.metrics import measure
-from pytest_kvcache.core.progress import measurement
 from pytest_kvcache.core.stitched import stitched, windows_of
 from pytest_kvcache.core.validity import trace_problem
 from pytest_kvcache.core.windows import rounds_of, runs_of, values_of

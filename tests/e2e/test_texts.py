@@ -10,8 +10,8 @@ import pytest
 
 from pytest_kvcache import LIMITS
 from pytest_kvcache.core.corpora import Corpus
+from pytest_kvcache.core.measurement import measurement
 from pytest_kvcache.core.metrics import find_metric
-from pytest_kvcache.core.progress import measurement
 from pytest_kvcache.core.scenarios import Text
 from pytest_kvcache.core.schemes import Scheme
 from pytest_kvcache.core.spec import Arm
