@@ -132,10 +132,14 @@ def asked_pool(arm: Arm, taken: float | None) -> str:
     return f"kv_gib={arm.kv_gib:g} was not applied: the server's KV cache takes {taken / 2**30:.4g} GiB"
 
 
+def taken_by(scenario: Capacity, block: int = 1) -> int:
+    """Tokens of the pool that a request takes, in whole blocks."""
+    return math.ceil((scenario.isl + scenario.osl) / block) * block
+
+
 def fits(tokens: float, share: float, scenario: Capacity, block: int = 1) -> int:
     """How many requests take a share of a pool of so many tokens, in whole blocks."""
-    each = math.ceil((scenario.isl + scenario.osl) / block) * block
-    return math.floor(share * tokens / each)
+    return math.floor(share * tokens / taken_by(scenario, block))
 
 
 def longest(resolved: Mapping[str, Any], tokens: float | None) -> tuple[int | None, str]:

@@ -19,7 +19,7 @@ from ..core.record import OK, RequestRecord, Trace
 from ..core.scenarios import Capacity, ClosedLoop
 from ..core.spec import Model, UserError
 from ..core.text import one_line
-from .weights import run_python
+from .weights import hub_file
 
 if TYPE_CHECKING:
     from .running import Ask, Asked, RunningEngine
@@ -74,7 +74,7 @@ def _batch(engine: RunningEngine, scenario: Capacity, ask: Ask, told: dict[str, 
     batch = ask(ClosedLoop(isl=scenario.isl, osl=scenario.osl, concurrency=n, requests=n), "filling")
     if batch.short:
         raise UserError(batch.short)
-    each = math.ceil((scenario.isl + scenario.osl) / block) * block
+    each = core.taken_by(scenario, block)
     told["batch"] = {"requests": n, "share": n * each / tokens if tokens else None, **_preempted(batch.load, told, "batch")}
     return batch, batch.load
 
@@ -103,12 +103,16 @@ def _above(engine: RunningEngine, scenario: Capacity, ask: Ask, told: dict[str, 
         return "the server told no tokens"
     if engine.framework.one_at_a_time:
         return f"{engine.framework.name} answers one request at a time"
-    n, fit = math.ceil(core.ABOVE * max(1, core.fits(tokens, 1.0, scenario, block))), core.fits(tokens, 1.0, scenario, block)
+    fit = core.fits(tokens, 1.0, scenario, block)
+    n = math.ceil(core.ABOVE * max(1, fit))
     if (most := engine.arm.max_requests) and most <= fit:
         return f"max_requests={most} keeps it below its pool, which holds {fit} of these requests"
     asked = ask(ClosedLoop(isl=scenario.isl, osl=scenario.osl, concurrency=n, requests=n), "above", counted=False)
-    each = math.ceil((scenario.isl + scenario.osl) / block) * block
-    told["above"] = {"share": n * each / tokens, **core.outcome(asked.records), **_preempted(asked.load, told, "above")}
+    told["above"] = {
+        "share": n * core.taken_by(scenario, block) / tokens,
+        **core.outcome(asked.records),
+        **_preempted(asked.load, told, "above"),
+    }
     return ""
 
 
@@ -160,12 +164,6 @@ def _drained(engine: RunningEngine, before: Readings, told: dict[str, Any]) -> N
 
 # -- the model's own configuration --------------------------------------------------------------------------------------
 
-_HUB_CONFIG = """
-import sys
-from huggingface_hub import hf_hub_download
-print(hf_hub_download(sys.argv[1], "config.json"))
-"""
-
 
 def config_reader(model: Model, serve: str, python: str) -> Callable[[], Mapping[str, Any]]:
     """A function that gives what a model says of its shape: config.json of its folder, the head of its GGUF file, the catalogue's row, or
@@ -180,7 +178,7 @@ def config_reader(model: Model, serve: str, python: str) -> Callable[[], Mapping
                 return found or _of_row(model)
             if path.is_dir():
                 return _json(path / "config.json") or _of_row(model)
-            return _of_row(model) or _json(Path(run_python(python, _HUB_CONFIG, str(model.hub_id)).strip()))
+            return _of_row(model) or _json(hub_file(python, model, "config.json"))
         except (OSError, UserError):
             return _of_row(model)
 

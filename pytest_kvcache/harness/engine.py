@@ -245,9 +245,12 @@ class EngineRunner:
             self._no_canary = True
             return None
 
+    @property
+    def _offline(self) -> dict[str, str]:
+        return {"HF_HUB_OFFLINE": "1"} if self.weights.local else {}
+
     def _env(self, launch: Launch) -> dict[str, str]:
-        offline = {"HF_HUB_OFFLINE": "1"} if self.weights.local else {}
-        return dict(os.environ) | dict(self.spec.framework.env) | self.spec.framework.environ(launch) | offline
+        return dict(os.environ) | dict(self.spec.framework.env) | self.spec.framework.environ(launch) | self._offline
 
     def in_turns(self, servers: Sequence[RunningEngine], scenario: Scenario) -> list[Trace]:
         """One scenario on servers that live side by side, see `harness.turns`."""
@@ -259,11 +262,10 @@ class EngineRunner:
         spec = self.spec
         if spec.command:
             raise UserError(f"{spec.framework.name}: a text is scored in an interpreter: name one in kv_python_{spec.framework.name}")
-        offline = {"HF_HUB_OFFLINE": "1"} if self.weights.local else {}
         return Scorer(
             framework=spec.framework, python=spec.python, model=self.weights.serve, device="cuda" if spec.gpu.kind == "gpu" else "cpu",
             corpus=lambda: load_corpus(spec.corpus), folder=self.logs.parent / "texts" / f"{spec.framework.name}-{spec.model.key}",
-            env=dict(os.environ) | dict(spec.framework.env) | offline, say=self.say,
+            env=dict(os.environ) | dict(spec.framework.env) | self._offline, say=self.say,
         )  # fmt: skip
 
     def score(self, scenario: Text, arms: Sequence[Arm]) -> list[Trace]:

@@ -246,7 +246,8 @@ class BlockMeter:
 def _nothing(scenario: Scenario, arm: Arm, run: int) -> dict[str, Any]:
     """The fields of a trace of a window that was cut short: nothing in it counts."""
     return {
-        "scenario": str(scenario), "arm": arm.name, "run": run, "workload": "", "isl": 0, "osl": 0, "records": (),
+        "scenario": str(scenario), "arm": arm.name, "run": run, "workload": "", "isl": getattr(scenario, "isl", 0),
+        "osl": getattr(scenario, "osl", 0), "records": (),
     }  # fmt: skip
 
 

@@ -27,6 +27,7 @@ CONTROLS = ("floor", "negative")
 TOP = ("top_ids", "top_logprobs")
 FIGURES = ("ppl", "ppl_ratio", "kld.mean", "kld.p99", "kld.p999", "top1")
 TASK_SEED = 1
+MADE = "model.gguf"  # of other weights, in a folder of its own
 
 
 @dataclass(kw_only=True)
@@ -41,7 +42,7 @@ class Scorer:
     folder: Path
     env: Mapping[str, str]
     say: Callable[[str], None]
-    _texts: dict[Text, tuple[Window, ...]] = field(default_factory=dict)
+    _texts: dict[Text, tuple[tuple[Window, ...], str]] = field(default_factory=dict)
 
     @property
     def probe(self) -> Probe:
@@ -60,18 +61,21 @@ class Scorer:
 
     def windows(self, scenario: Text) -> tuple[Window, ...]:
         """The windows of a text. UserError where the corpus has fewer than two."""
+        return self._cut(scenario)[0]
+
+    def workload(self, scenario: Text) -> str:
+        """The hash of what is scored."""
+        return self._cut(scenario)[1]
+
+    def _cut(self, scenario: Text) -> tuple[tuple[Window, ...], str]:
         if scenario not in self._texts:
             tokens, bos = self._tokens
             found = tuple(windows(tokens, scenario.scheme, bos, scenario.windows))
             if len(found) < 2:
                 what = f"{len(found)} window(s) of {scenario.scheme.window}; two are the least"
                 raise UserError(f"--kv-corpus: {self._text.name} has {len(tokens)} tokens, {what}: name a longer text")
-            self._texts[scenario] = found
+            self._texts[scenario] = found, text_hash(scenario, self._text.digest, (w.tokens for w in found))
         return self._texts[scenario]
-
-    def workload(self, scenario: Text) -> str:
-        """The hash of what is scored."""
-        return text_hash(scenario, self._text.digest, (w.tokens for w in self.windows(scenario)))
 
     def score(self, scenario: Text, arms: Sequence[Arm]) -> list[Trace]:
         """A trace of each arm, in their order; one that the engine cannot score has the reason in `load["refused"]`. UserError, with what
@@ -89,9 +93,8 @@ class Scorer:
         how = "one after another" if self.probe.alone else "side by side"
         self.say(f"  scoring {tokens:,} tokens of {self._text.name} ({len(cut)} windows) through {len(asked)} caches {how}")
         found = self._alone(scenario, request, asked, refused) if self.probe.alone else self._ask("scores", request | {"arms": asked})
-        answers = (
-            self._answers(scenario, {name: own[name] for name in own if f"{name}/nll" in found}, found) if scenario.answer_tokens else {}
-        )
+        scored = {name: words for name, words in own.items() if f"{name}/nll" in found}
+        answers = self._answers(scenario, scored, found) if scenario.answer_tokens else {}
         controls = {name: _figures(found, f"control:{name}", reference) for name in CONTROLS}
         return [self._trace(scenario, a, found, controls, refused.get(a.name, ""), answers.get(f"arm:{a.name}", {})) for a in arms]
 
@@ -100,15 +103,13 @@ class Scorer:
         words = asks(self.framework, arm) or {}
         if kind := words.pop("quantize", ""):
             source = Path(self.model)
-            name = f"{source.stem.lower()}-{kind}-{json_hash([weights.file_hash(source), kind])}.gguf"
-            target = weights.cache_dir() / name
-            if not target.exists():
-                self.say(f"  making {kind} of {source.name}, once, in {target}")
-                target.parent.mkdir(parents=True, exist_ok=True)
-                unfinished = target.with_suffix(".part")
-                self._ask("quantize", {"want": "quantize", "source": self.model, "type": kind, "target": str(unfinished)})
-                unfinished.replace(target)
-            words["model"] = str(target)
+
+            def make(folder: Path) -> None:
+                self.say(f"  making {kind} of {source.name}, once")
+                self._ask("quantize", {"want": "quantize", "source": self.model, "type": kind, "target": str(folder / MADE)})
+
+            name = f"{source.stem.lower()}-{kind.lower()}-{json_hash([weights.file_hash(source), kind])}"
+            words["model"] = str(weights.made_once(weights.cache_dir() / name, make, proof=MADE) / MADE)
         return words
 
     def _alone(

@@ -115,12 +115,13 @@ def _prepared(framework: Framework, python: str, source: Path, say: Callable[[st
         say(f"unpacking {source.name} for {framework.name}, once, into {target}; at most {UNPACK_S:.0f} s")
         run_python(python, prepare, str(source), str(folder))
 
-    return _made_once(target, unpack)
+    return made_once(target, unpack)
 
 
-def _made_once(target: Path, make: Callable[[Path], None]) -> Path:
-    """A model's folder, made where it is not yet. It is renamed into place when whole, so that an interruption leaves nothing half done."""
-    if not (target / "config.json").exists():
+def made_once(target: Path, make: Callable[[Path], None], proof: str = "config.json") -> Path:
+    """A model's folder, made where it (its file `proof`) is not yet. It is renamed into place when whole, so that an interruption leaves
+    nothing half done."""
+    if not (target / proof).exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=".unpacking-"))
         try:
@@ -142,11 +143,16 @@ def _tokenizer(path: Path) -> dict[str, Any]:
     return parsed
 
 
-_HUB_TOKENIZER = """
+_HUB_FILE = """
 import sys
 from huggingface_hub import hf_hub_download
-print(hf_hub_download(sys.argv[1], "tokenizer.json"))
+print(hf_hub_download(sys.argv[1], sys.argv[2]))
 """
+
+
+def hub_file(python: str, model: Model, name: str) -> Path:
+    """A file of a model's hub repository, by the framework's own interpreter; UserError where the hub does not give it."""
+    return Path(run_python(python, _HUB_FILE, str(model.hub_id), name).strip())
 
 
 def locate(model: Model, framework: Framework, python: str, say: Callable[[str], None]) -> Weights:
@@ -211,7 +217,7 @@ def _random(model: Model, framework: Framework, python: str, say: Callable[[str]
                 shutil.copyfile(Path(embedded.serve) / name, folder / name)
         (folder / "config.json").write_text(json.dumps(dict(model.config), indent=1, sort_keys=True))
 
-    folder = _made_once(cache_dir() / f"{model.key}-{json_hash([dict(model.config), embedded.identity])}", make)
+    folder = made_once(cache_dir() / f"{model.key}-{json_hash([dict(model.config), embedded.identity])}", make)
     identity = {"model": model.key, "weights": f"dummy:{json_hash(dict(model.config))}", "tokenizer": embedded.identity["tokenizer"]}
     return Weights(serve=str(folder), tokenizer=embedded.tokenizer, identity=identity, local=True)
 
@@ -234,7 +240,7 @@ def _from_hub(model: Model, framework: Framework, python: str) -> Weights:
     if framework.vocabulary:
         raise UserError(f"model {model.key}: {framework.name} serves a file *.gguf, and {python} has none of it; try {carried}")
     try:
-        file = Path(run_python(python, _HUB_TOKENIZER, str(model.hub_id)).strip())
+        file = hub_file(python, model, "tokenizer.json")
     except UserError as e:
         raise UserError(f"model {model.key}: not on this machine, and the hub does not give it ({e}); try {carried}") from e
     # The snapshot folder is named by the revision: that is the identity of what the hub gave.

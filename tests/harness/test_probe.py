@@ -83,6 +83,28 @@ time.sleep(600)
     assert time.monotonic() < until, "the child outlived its probe"
 
 
+def test_a_probe_goes_with_a_pytest_that_is_killed(tmp_path):
+    marker = tmp_path / "pid"
+    (tmp_path / "script.py").write_text(f"import os, time; open({str(marker)!r}, 'w').write(str(os.getpid())); time.sleep(600)")
+    ours = f"""
+from pathlib import Path
+from pytest_kvcache.harness import probe
+import os, sys
+probe.PROBES = Path({str(tmp_path)!r})
+probe.ask(sys.executable, "script.py", "name", {{}}, Path({str(tmp_path)!r}) / "folder", env=os.environ, timeout_s=600)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", ours])
+    until = time.monotonic() + 30
+    while not (marker.exists() and marker.read_text()) and time.monotonic() < until:
+        time.sleep(0.05)
+    parent.kill()
+    parent.wait()
+    pid = marker.read_text()
+    while subprocess.run(["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True).stdout.strip()[:1] not in ("", "Z"):
+        assert time.monotonic() < until, "the probe outlived the session that asked"
+        time.sleep(0.05)
+
+
 # -- a scorer over made-up answers ------------------------------------------------------------------------------------
 
 ARMS = (Arm(name="fp16"), Arm(name="int8", kv_dtype="int8"), Arm(name="int4", kv_dtype="int4"))
