@@ -9,7 +9,7 @@ from . import trade
 from .gates import Plain, amount, brief_limit
 from .measured import unique
 from .numbers import NONE, THIN, elide, finite, number, quantity
-from .scored import FIGURES, Row, Scored, cell, figure, size, texts_of
+from .scored import FIGURES, Row, Scored, cell, engine_of, figure, size, texts_of
 from .terminal import label
 
 LOADS = {"output_tok_s": "output tok/s", "tpot_ms.p50": "TPOT p50, ms"}
@@ -31,7 +31,7 @@ def _view(run: Plain, block: str, text: Scored, index: int) -> Plain:
     loads = {metric: name for metric, name in LOADS.items() if any(m == metric for _, m in gains)}
     reference = next((row for row in text.arms if row.reference), None)
     return {
-        "engine": _engine(block), "scenario": text.scenario, "about": _about(text), "note": text.note, "columns": FIGURES,
+        "engine": engine_of(block), "scenario": text.scenario, "about": _about(text), "note": text.note, "columns": FIGURES,
         "load": load, "loads": loads,
         "arms": [_row(row, gates, reference) | {"loads": [gains.get((row.name, m), NONE) for m in loads]} for row in text.arms],
         "controls": [_row(row, {}, None) | {"loads": [NONE] * len(loads)} for row in text.controls.values()],
@@ -65,11 +65,6 @@ def _tasks(text: Scored) -> list[tuple[str, list[str]]]:
 
 def _of(pair: Any) -> str:
     return f"{number(pair[0])} of {number(pair[1])}" if isinstance(pair, list) and len(pair) == 2 else NONE
-
-
-def _engine(block: str) -> str:
-    """Framework and model: the arms stand in the table."""
-    return "/".join(block.split("/")[:2])
 
 
 def _about(text: Scored) -> list[tuple[str, str]]:
@@ -116,7 +111,7 @@ def _beside(verdicts: Sequence[Plain], block: str, arms: Sequence[str]) -> tuple
     arm that others are measured in turns with, their baseline."""
     loads: dict[str, dict[tuple[str, str], str]] = {}
     for v in verdicts:
-        if _engine(v["block"]) != _engine(block) or v["block"] == block or v["metric"] not in LOADS or v["verdict"] == "invalid":
+        if engine_of(v["block"]) != engine_of(block) or v["block"] == block or v["metric"] not in LOADS or v["verdict"] == "invalid":
             continue
         for arm, value in ((v["arm"], v["value"]), (str(v.get("against")), v["baseline"])):
             if arm in arms and finite(value) is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core.text import one_line
 from .numbers import number
-from .scored import FIGURES, Row, Scored, cell, size, texts_of
+from .scored import FIGURES, Row, Scored, cell, engine_of, size, texts_of
 from .terminal import plain
 
 SHOWN = {m: FIGURES[m].removeprefix("KLD ").removeprefix("ppl ") for m in ("ppl", "ppl_ratio", "kld.mean", "kld.p99", "top1")}
@@ -17,12 +17,8 @@ LONGEST_NAME = 32
 def quality_table(blocks: Sequence[Mapping[str, Any]]) -> list[str]:
     """The lines of all texts of some blocks; none without a text."""
     found = [(str(block["id"]), text) for block in blocks for text in texts_of(block)]
-    engines = {_engine(name) for name, _ in found}
-    return [line for name, text in found for line in _table(text, _engine(name) if len(engines) > 1 else "")]
-
-
-def _engine(block: str) -> str:
-    return "/".join(block.split("/")[:2])
+    engines = {engine_of(name) for name, _ in found}
+    return [line for name, text in found for line in _table(text, engine_of(name) if len(engines) > 1 else "")]
 
 
 def _table(text: Scored, engine: str) -> list[str]:

@@ -124,3 +124,8 @@ def _bytes_per_token(load: Plain) -> float | None:
     """Of the cache of one window, whose length is in the scheme's id."""
     total, window = finite(load.get("cache_bytes")), _WINDOW.match(str(load.get("scheme") or ""))
     return total / int(window[1]) if window and total and total > 0 else None
+
+
+def engine_of(block: str) -> str:
+    """Framework and model of a block: its arms stand in the table."""
+    return "/".join(block.split("/")[:2])
