@@ -18,8 +18,9 @@ from pytest_kvcache.frameworks.llama_cpp import LLAMA_CPP
 from pytest_kvcache.frameworks.tgi import TGI
 from pytest_kvcache.frameworks.vllm import VLLM
 from pytest_kvcache.harness import engine, weights
-from pytest_kvcache.harness.engine import EngineRunner, EngineSpec, check_command, check_installed
+from pytest_kvcache.harness.engine import EngineRunner, EngineSpec, check_installed
 from pytest_kvcache.harness.gpu_canary import NoCanary
+from pytest_kvcache.harness.own_command import check_command
 from pytest_kvcache.session import KvSession
 
 from ..recorded_nvml import RecordedNvml, card, numbered
