@@ -7,12 +7,13 @@ purpose), and a figure counts only where the control moved.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .perplexity import Figure, Scores, scores_of, summarise, unusable
+from .perplexity import Figure, Scores, scores_of, unusable
 from .record import Trace
 from .rule import INVALID, PASS, REGRESSION
 
@@ -86,7 +87,8 @@ def text_problem(trace: Trace) -> tuple[str, bool] | None:
     if precision := told.get("precision"):
         problem = not_applied(scores, precision) or told.get("never_read", "")
         if not problem and told.get("controls"):
-            problem = too_good(summarise(scores)["kld.mean"], controls_of(told["controls"]).floor["kld.mean"], precision)
+            mean = Figure(value=math.fsum(scores.kld) / len(scores.kld))
+            problem = too_good(mean, controls_of(told["controls"]).floor["kld.mean"], precision)
         if problem:
             return problem, False
     return (told["garbage"], False) if told.get("garbage") else None

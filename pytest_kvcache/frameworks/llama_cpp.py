@@ -87,6 +87,7 @@ PROBE = Probe(
     kv={"auto": {"type": "F16"}, "int8": {"type": "Q8_0"}, "int4": {"type": "Q4_0"}},
     weights={"auto": {}, "int8": {"quantize": "Q8_0"}, "int4": {"quantize": "Q4_K_M"}},
     negative={"type": "F16", "forget": 64},
+    on={"cuda": {"gpu_layers": -1}},  # all; without it the text would be scored on the processor under the name of a GPU
 )
 
 LLAMA_CPP = Framework(

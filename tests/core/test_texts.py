@@ -53,6 +53,10 @@ def test_every_probe_has_a_reference_and_controls_that_are_not_it():
         assert set(probe.needs) <= {f"kv_dtype={k}" for k in probe.kv} | {f"quantization={k}" for k in probe.weights}
 
 
+def test_on_a_gpu_llama_cpp_is_told_to_use_it():
+    assert LLAMA_CPP.probe.on["cuda"] == {"gpu_layers": -1}
+
+
 def test_the_arms_of_a_stored_text_are_those_of_its_plan():
     plan = {"blocks": [
         {"id": "llama_cpp/m/text:fp16+int4,kv_dtype=int4", "scenarios": [str(TEXT)], "arms": ["fp16", "int4"]},
