@@ -2,12 +2,12 @@
 
 from .core.framework import Framework, Launch
 from .core.limits import GAINS, LIMITS
-from .core.scenarios import Capacity, ClosedLoop, OpenLoop, Text
+from .core.scenarios import DECODING, Capacity, ClosedLoop, OpenLoop, Text
 from .core.schemes import PROTOCOLS, Scheme
 from .core.spec import Arm, Gate, Gpu, Model
 
 __all__ = [
-    "GAINS", "LIMITS", "PROTOCOLS", "Arm", "Capacity", "ClosedLoop", "Framework", "Gate", "Gpu", "Launch", "Model", "OpenLoop", "Scheme",
-    "Text",
+    "DECODING", "GAINS", "LIMITS", "PROTOCOLS", "Arm", "Capacity", "ClosedLoop", "Framework", "Gate", "Gpu", "Launch", "Model", "OpenLoop",
+    "Scheme", "Text",
 ]  # fmt: skip
 __version__ = "0.1.0"

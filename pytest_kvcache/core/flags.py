@@ -15,6 +15,7 @@ from .spec import Arm, UserError
 Flags = Mapping[str, tuple[Flag, ...]]
 Dtypes = Mapping[str, Mapping[str, str]]
 DTYPES = ("kv_dtype", "weight_dtype")
+COMMON = ("fp8", "int8", "int4")  # of weights: what not every framework can make of them as it loads them
 
 
 def told(framework: str, flags: Flags, arm: Arm, version: str, dtypes: Dtypes) -> list[list[str]]:
@@ -40,6 +41,8 @@ def unsupported(framework: Framework, arm: Arm, version: str = "") -> str:
     for name, value in arm.asked().items():
         if name in DTYPES and value not in (has := getattr(framework, f"{name}s")):
             return f"{framework.name} has no {name} {value!r}; it has {', '.join(has)}"
+        if name == "quantization" and value in COMMON and value not in framework.quantizations:
+            return f"{framework.name} makes no weights of {value} as it loads them"
         if _of_version(_rows(framework.flags, name, value), version) is None:
             return _why_not(framework.name, framework.flags, name, value, version)
     return ""

@@ -90,16 +90,19 @@ class Framework:
     files: Callable[[Launch], dict[str, str]] = lambda launch: {}
 
     # --- what an arm may ask of it: a row for each span of versions (`core.flags`; what has none it cannot be told), and its own word for
-    # each precision, by the common names (`fp8`, `int8`, `int4`) and by its own
+    # each precision, by the common names (`fp8`, `int8`, `int4`) and by its own; `quantizations` are those that it makes of 16-bit weights
+    # as it loads them, by the common names; its other words for a method are passed on as they are
     flags: Mapping[str, tuple[Flag, ...]] = field(default_factory=dict)
     kv_dtypes: Mapping[str, str] = field(default_factory=lambda: {"auto": ""})
     weight_dtypes: Mapping[str, str] = field(default_factory=lambda: {"auto": ""})
+    quantizations: Mapping[str, str] = field(default_factory=dict)
     one_at_a_time: bool = False  # it answers no two requests at once
     tensor_parallel: bool = False  # it can spread a model over several GPUs
     on_gpu: str = (
         ""  # a name of `resolved`, below, that it says only if it really uses a GPU: its builds for processors take the same flags
     )
     dummy: bool = False  # it can make up random weights
+    checkpoints: bool = False  # it loads checkpoints of quantised weights (compressed-tensors, AWQ, GPTQ) and sees itself what they are
 
     # --- weights that it cannot serve as they are: Python source run in its own interpreter with (source file, target directory), skipped
     # when the target exists; or Python source that prints the vocabulary of a packed file (*.gguf) which it serves as it is, in the form of

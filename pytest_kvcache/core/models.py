@@ -8,6 +8,8 @@ from dataclasses import replace
 from .spec import Gpu, Model, UserError
 
 # Shapes: each model's own config.json on the hub (read 2026-11). Parameters: its matrices by those shapes (embeddings are tied).
+# Checkpoints: public ones, each used under that id by several public repositories (looked up 2026-12-01; the hub itself cannot be reached
+# where this was written). SmoothQuant is within the W8A8 of RedHatAI (llm-compressor); granite-3.3 has none but FP8.
 MODELS: dict[str, Model] = {
     m.key: m
     for m in (
@@ -22,10 +24,15 @@ MODELS: dict[str, Model] = {
         Model(
             key="granite-3.3-8b", hub_id="ibm-granite/granite-3.3-8b-instruct",
             context=131072, layers=40, kv_heads=8, head_dim=128, parameters=8_170_532_864, source="Apache-2.0",
+            checkpoints={"fp8": "ibm-granite/granite-3.3-8b-instruct-FP8"},
         ),
         Model(
             key="qwen3-4b-2507", hub_id="Qwen/Qwen3-4B-Instruct-2507",
             context=262144, layers=36, kv_heads=8, head_dim=128, parameters=4_022_272_000, source="Apache-2.0",
+            checkpoints={
+                "fp8": "Qwen/Qwen3-4B-Instruct-2507-FP8", "w8a8": "RedHatAI/Qwen3-4B-Instruct-2507-quantized.w8a8",
+                "awq": "Eslzzyl/Qwen3-4B-Instruct-2507-AWQ", "gptq": "JunHowie/Qwen3-4B-Instruct-2507-GPTQ-Int4",
+            },
             config={
                 "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 2560, "intermediate_size": 9728,
                 "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
@@ -38,6 +45,10 @@ MODELS: dict[str, Model] = {
             key="llama-3.1-8b", hub_id="meta-llama/Llama-3.1-8B-Instruct",
             context=131072, layers=32, kv_heads=8, head_dim=128, parameters=7_504_658_432,
             source="Llama 3.1 licence; its weights are given on request",
+            checkpoints={
+                "fp8": "RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8", "w8a8": "RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8",
+                "awq": "hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ-INT4", "gptq": "hugging-quants/Meta-Llama-3.1-8B-Instruct-GPTQ-INT4",
+            },
             config={
                 "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
                 "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256,

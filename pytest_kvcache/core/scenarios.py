@@ -12,6 +12,10 @@ from .spec import BASE, PROFILES, Arm, SpecError
 DEFAULT_SCHEME = Scheme(window=512, first=257, bos=None, step=64)  # half of each window is context; every step reads back those before it
 
 
+# One token a step, as decoding does it: engines decode by other kernels than those of a prefill.
+DECODING = Scheme(window=256, first=129, bos=None, step=1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scenario(ABC):
     """What a test asks to be measured. `profile` is the smallest profile that includes the scenario, `device` the kind it is meant for

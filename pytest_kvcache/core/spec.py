@@ -37,7 +37,8 @@ class Arm:
     """One server configuration of a scenario. Fields left at their default are the framework's own choice.
 
     Of the cache: `kv_dtype`, `block_size` (tokens), `kv_gib` (its pool), `prefix_cache` on or off, `cpu_offload_gib` and
-    `disk_offload_gib` (what a second tier may hold). Of the weights: `weight_dtype` and `quantization` (the method: `fp8`, `awq`). Of the
+    `disk_offload_gib` (what a second tier may hold). Of the weights: `weight_dtype` and `quantization` (the
+    method, `fp8`; or the kind of a checkpoint that the catalogue names, `w8a8`, `awq`, `gptq`). Of the
     batch: `max_requests` served at a time, `max_batched_tokens` of a step, `chunked_prefill` on or off. `context` is the longest request,
     in tokens. `build` is which of two builds of the framework serves it: the session's own (empty), or OTHER (`--kv-ab`). `memory_share`
     is what its server may take of the memory that it would take alone: servers that live side by side share it. The plan sets both.
@@ -133,7 +134,8 @@ class Model:
 
     `package` and `package_file` name a distribution that carries the weights; `path` is set once located. `parameters` are
     the weights that every decoded token is multiplied with (a tied embedding once, an input embedding of its own not). `config` is what
-    its config.json says of its shape; a `dummy` has that shape, random weights, and the tokenizer of the embedded model.
+    its config.json says of its shape; a `dummy` has that shape, random weights, and the tokenizer of the embedded model. `checkpoints`
+    are hub ids of its weights quantised beforehand, by the name that an arm asks for them with (`w8a8`, `awq`, `gptq`, `fp8`).
     """
 
     key: str
@@ -147,5 +149,6 @@ class Model:
     head_dim: int | None = None
     parameters: int | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
+    checkpoints: Mapping[str, str] = field(default_factory=dict)
     dummy: bool = False
     source: str = ""

@@ -35,6 +35,8 @@ FLAGS = {
     "max_batched_tokens": (Flag(words=lambda v: ["--cb-max-batch-tokens", str(v)]),),
 }
 WEIGHT_DTYPES = {name: name for name in ("auto", "bfloat16", "float16", "float32")}
+QUANTIZATIONS = {"int8": "bnb-8bit", "int4": "bnb-4bit"}  # by bitsandbytes
+DTYPES = {"weight_dtype": WEIGHT_DTYPES, "quantization": QUANTIZATIONS}
 
 
 def argv(launch: Launch) -> list[str]:
@@ -43,7 +45,7 @@ def argv(launch: Launch) -> list[str]:
     said += ["--device", "cpu" if launch.device == "cpu" else "cuda"]
     if launch.arm.weight_dtype == "auto":
         said += ["--dtype", "bfloat16"]
-    said += words("transformers", FLAGS, launch.arm, launch.version, {"weight_dtype": WEIGHT_DTYPES})
+    said += words("transformers", FLAGS, launch.arm, launch.version, DTYPES)
     if launch.arm.memory_share < 1:
         said += ["--cb-max-memory-percent", f"{CPU_MEMORY * launch.arm.memory_share:.3g}"]
     if launch.log_level:
@@ -86,6 +88,7 @@ TRANSFORMERS = Framework(
     flags=FLAGS,
     probe=PROBE,
     weight_dtypes=WEIGHT_DTYPES,
+    quantizations=QUANTIZATIONS,
     unsupported=dict.fromkeys(READINGS, "transformers serve has no metrics page"),
     known_failures=(
         PORT_TAKEN,

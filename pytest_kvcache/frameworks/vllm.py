@@ -101,6 +101,7 @@ def environ(launch: Launch) -> dict[str, str]:
 PROBE = Probe(
     script="in_vllm.py",
     kv={name: {"kv": word} for name, word in KV_DTYPES.items()},
+    weights={"auto": {}, "fp8": {"quantization": "fp8"}},
     floor={"kv": "auto", "one_pass": True},
     negative={"kv": "auto", "spoil": True},
     alone=True,
@@ -120,6 +121,8 @@ VLLM = Framework(
     tensor_parallel=True,
     prepare=UNPACK_GGUF,
     dummy=True,
+    checkpoints=True,
+    quantizations={"fp8": "fp8"},
     kv_dtypes=KV_DTYPES,
     weight_dtypes=WEIGHT_DTYPES,
     readings={

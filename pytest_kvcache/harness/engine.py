@@ -15,6 +15,7 @@ from typing import Any
 
 from ..core import capacity
 from ..core.canary import Reading
+from ..core.checkpoints import as_served, checkpoint
 from ..core.framework import Framework, Launch
 from ..core.record import Trace
 from ..core.resolved import not_applied
@@ -129,16 +130,25 @@ class EngineRunner:
         self.spec, self.session_id, self.logs, self.say = spec, session_id, logs, say
         self.weights = weights.locate(spec.model, spec.framework, spec.python, say)
         self.words = single_token_words(self.weights.tokenizer)
+        self._checkpoints: dict[str, weights.Weights] = {}
         self._no_canary, self._quiet_until = False, 0.0
+
+    def _weights(self, arm: Arm) -> weights.Weights:
+        """What an arm's server loads."""
+        named = checkpoint(self.spec.framework, self.spec.model, arm)
+        if named and named not in self._checkpoints:
+            self._checkpoints[named] = weights.quantised(named, self.spec.model, self.weights, self.spec.framework, self.spec.python)
+        return self._checkpoints[named] if named else self.weights
 
     def launch(self, arm: Arm) -> Launch:
         port, serve_args = split_port(self.spec.serve_args)
+        served, arm = self._weights(arm), as_served(self.spec.framework, self.spec.model, arm)
         if arm.memory_share < 1:  # another server lives beside it, and one port is for one
             port = 0
         python = self.spec.python_of(arm)
         folder = self.logs.parent / "launches" / f"{self.spec.framework.name}-{self.spec.model.key}-{arm.name}"
         return Launch(
-            python=python, command=self.spec.command, model=self.weights.serve, port=port, tp=self.spec.tp, dummy=self.spec.model.dummy,
+            python=python, command=self.spec.command, model=served.serve, port=port, tp=self.spec.tp, dummy=self.spec.model.dummy,
             device=self.spec.gpu.kind, arm=arm, serve_args=serve_args, version=self._version(python), folder=str(folder),
             log_level=self.spec.log_level,
         )  # fmt: skip
@@ -165,7 +175,8 @@ class EngineRunner:
         )
         asked = {f"arm:{a.name}": json_hash(a.asked()) for a in arms if a.asked()}
         parallel = {"tp": self.spec.tp} if self.spec.tp > 1 else {}
-        found["identity"] |= {**self.weights.identity, **parallel, **asked}
+        others = {f"arm:{a.name}:weights": its.identity["weights"] for a in arms if (its := self._weights(a)) is not self.weights}
+        found["identity"] |= {**self.weights.identity, **parallel, **asked, **others}
         return found
 
     def _wait_for_quiet(self, cards: Cards | None) -> None:
@@ -211,7 +222,7 @@ class EngineRunner:
 
     @property
     def _offline(self) -> dict[str, str]:
-        return {"HF_HUB_OFFLINE": "1"} if self.weights.local else {}
+        return {"HF_HUB_OFFLINE": "1"} if self.weights.local and not self.spec.model.checkpoints else {}
 
     def _env(self, launch: Launch) -> dict[str, str]:
         return dict(os.environ) | dict(self.spec.framework.env) | self.spec.framework.environ(launch) | self._offline
@@ -227,10 +238,16 @@ class EngineRunner:
         if spec.command:
             raise UserError(f"{spec.framework.name}: a text is scored in an interpreter: name one in kv_python_{spec.framework.name}")
         return Scorer(
-            framework=spec.framework, python=spec.python, model=self.weights.serve, device="cuda" if spec.gpu.kind == "gpu" else "cpu",
+            framework=spec.framework, python=spec.python, model=self.weights.serve, serves=self._serves,
+            device="cuda" if spec.gpu.kind == "gpu" else "cpu",
             corpus=lambda: load_corpus(spec.corpus), folder=self.logs.parent / "texts" / f"{spec.framework.name}-{spec.model.key}",
             env=dict(os.environ) | dict(spec.framework.env) | self._offline, say=self.say,
         )  # fmt: skip
+
+    def _serves(self, arm: Arm) -> tuple[Arm, str]:
+        """An arm as its engine is told of it, and the weights that this loads where they are not the model's own."""
+        named = checkpoint(self.spec.framework, self.spec.model, arm)
+        return as_served(self.spec.framework, self.spec.model, arm), self._weights(arm).serve if named else ""
 
     def score(self, scenario: Text, arms: Sequence[Arm]) -> list[Trace]:
         """A text through the caches of all arms, in the framework's own interpreter."""
@@ -269,7 +286,7 @@ class EngineRunner:
             yield RunningEngine(
                 server=server,
                 framework=self.spec.framework,
-                model=self.weights.serve,
+                model=launch.model,
                 words=self.words,
                 ends=end_tokens(self.weights.tokenizer),
                 arm=arm,
@@ -279,7 +296,7 @@ class EngineRunner:
                 cards=gpus,
                 textless=self.spec.model.dummy,
                 resolved=self._resolved(server, arm),
-                config=config_reader(self.spec.model, self.weights.serve, launch.python),
+                config=config_reader(self.spec.model, launch.model, launch.python),
                 tp=self.spec.tp,
             )
 

@@ -26,17 +26,19 @@ TIMEOUT_S = 3600.0
 CONTROLS = ("floor", "negative")
 TOP = ("top_ids", "top_logprobs")
 FIGURES = ("ppl", "ppl_ratio", "kld.mean", "kld.p99", "kld.p999", "top1")
-TASK_SEED = 1
+TASK_SEED, TASK_TOKENS = 1, 12
 MADE = "model.gguf"  # of other weights, in a folder of its own
 
 
 @dataclass(kw_only=True)
 class Scorer:
-    """Scores texts with one engine: its interpreter, the model it would serve, the corpus. `folder` takes requests and answers."""
+    """Scores texts with one engine: its interpreter, the model it would serve, the corpus. `folder` takes requests and answers. `serves`:
+    an arm as its engine is told of it, and the weights that it loads where they are not the model's own."""
 
     framework: Framework
     python: str
     model: str
+    serves: Callable[[Arm], tuple[Arm, str]] = lambda arm: (arm, "")
     device: str
     corpus: Callable[[], Corpus]
     folder: Path
@@ -100,7 +102,10 @@ class Scorer:
 
     def _words(self, arm: Arm) -> dict[str, Any]:
         """What the probe is told of an arm; a file of other weights is made first."""
-        words = asks(self.framework, arm) or {}
+        told, model = self.serves(arm)
+        words = asks(self.framework, told) or {}
+        if model:
+            words["model"] = model
         if kind := words.pop("quantize", ""):
             source = Path(self.model)
 
@@ -115,11 +120,13 @@ class Scorer:
     def _alone(
         self, scenario: Text, request: dict[str, Any], asked: dict[str, dict[str, Any]], refused: dict[str, str]
     ) -> dict[str, Any]:  # fmt: skip
-        """As the answer of all arms in one process, from one process after another, which writes its texts as well. An arm that does not
-        start joins `refused`; without the reference or a control no other says anything."""
-        writes = {"prompts": sanity.PROMPTS, "new": scenario.answer_tokens} if scenario.answer_tokens else {}
+        """As the answer of all arms in one process, from one process after another, which writes its texts and does its tasks as well. An
+        arm that does not start joins `refused`; without the reference or a control no other says anything."""
+        prompts, tasked = sanity.PROMPTS if scenario.answer_tokens else {}, {i.name: i.prompt for i in _items(scenario)}
+        new = dict.fromkeys(prompts, scenario.answer_tokens) | dict.fromkeys(tasked, TASK_TOKENS)
+        writes = {"prompts": {**prompts, **tasked}, "new": new} if new else {}
         found: dict[str, Any] = {}
-        told: dict[str, Any] = {"compare_s": {}}
+        told: dict[str, Any] = {"compare_s": {}, "engines": {}}
         for name, words in asked.items():
             try:
                 more = writes if name.startswith("arm:") else {}
@@ -130,8 +137,11 @@ class Scorer:
                     raise
                 refused[arm] = str(e)
                 continue
-            for key, value in one.pop("told").items():
-                told[key] = told.get(key, {}) | value if isinstance(value, dict) else value
+            about = one.pop("told")
+            told["engines"][name] = _words_of(about)
+            for key, value in about.items():
+                if isinstance(value, dict):
+                    told[key] = told.get(key, {}) | value
             found |= one
         for name in (n for n in asked if f"{n}/nll" in found):
             began = time.monotonic()
@@ -151,28 +161,16 @@ class Scorer:
         for arm, texts in ids.items():
             garbage = none or (sanity.garbage(base, texts) if arm != reference else "")
             answers[arm] = {
-                "answers": {name: text[:400] for name, text in found["told"]["texts"][arm].items()},
+                "answers": {name: found["told"]["texts"][arm][name][:400] for name in texts},
                 "parts_at": {name: sanity.first_divergence(base[name], texts[name]) for name in texts},
                 **({"garbage": f"the texts that {arm.partition(':')[2]} writes are garbage: {garbage}"} if garbage else {}),
             }
-        for arm, right in self._tasks(scenario, request).items():
-            answers[arm]["tasks"] = right
+        if items := _items(scenario):
+            prompts = {i.name: i.prompt for i in items}
+            done = scores if self.probe.alone else self._ask("tasks", request | {"prompts": prompts, "new": TASK_TOKENS})
+            for arm in own:
+                answers[arm]["tasks"] = _right(items, done["told"]["texts"][arm])
         return answers
-
-    def _tasks(self, scenario: Text, request: dict[str, Any]) -> dict[str, dict[str, list[int]]]:
-        """Of each arm and kind of task, how many it got right and how many there were."""
-        count = 0 if self.probe.alone else scenario.tasks
-        items = [i for kind in tasks.TASKS for i in tasks.items(kind, count, TASK_SEED)] if count else []
-        if not items:
-            return {}
-        found = self._ask("tasks", request | {"prompts": {i.name: i.prompt for i in items}, "new": 12})["told"]["texts"]
-        return {
-            arm: {
-                kind: [sum(tasks.scored(i, texts[i.name]) for i in items if i.kind == kind), sum(i.kind == kind for i in items)]
-                for kind in tasks.TASKS
-            }
-            for arm, texts in found.items()
-        }
 
     def _trace(
         self, scenario: Text, arm: Arm, found: Any, controls: dict[str, Any], refused: str, answers: dict[str, Any]
@@ -180,7 +178,8 @@ class Scorer:
         name, reference, told = f"arm:{arm.name}", f"arm:{scenario.reference}", found["told"]
         load = {
             "corpus": self._text.name, "corpus_hash": self._text.digest, "scheme": str(scenario.scheme),
-            "reads_back": scenario.scheme.reads_back, "engine": {k: v for k, v in told.items() if isinstance(v, str)}, **answers,
+            "reads_back": scenario.scheme.reads_back, **answers,
+            "engine": told["engines"].get(name, {}) if self.probe.alone else _words_of(told),
         }  # fmt: skip
         if self.probe.alone:
             load["kld"] = f"of the {self.probe.top} likeliest tokens, the rest as one: a lower bound"
@@ -211,6 +210,22 @@ class Scorer:
     def _ask(self, name: str, request: dict[str, Any]) -> Any:
         request = {"model": self.model, "device": self.device, **self.probe.on.get(self.device, {}), **request}
         return ask(self.python, self.probe.script, name, request, self.folder, env=self.env, timeout_s=TIMEOUT_S)
+
+
+def _words_of(told: Mapping[str, Any]) -> dict[str, str]:
+    """What a probe says of its engine."""
+    return {k: v for k, v in told.items() if isinstance(v, str)}
+
+
+def _items(scenario: Text) -> list[tasks.Item]:
+    """The short tasks that a scenario asks for."""
+    return [i for kind in tasks.TASKS for i in tasks.items(kind, scenario.tasks, TASK_SEED)] if scenario.tasks else []
+
+
+def _right(items: Sequence[tasks.Item], texts: Mapping[str, str]) -> dict[str, list[int]]:
+    """Of each kind of task, how many have the right answer and how many there are."""
+    right = {kind: [tasks.scored(i, texts[i.name]) for i in items if i.kind == kind] for kind in tasks.TASKS}
+    return {kind: [sum(found), len(found)] for kind, found in right.items()}
 
 
 def _tokens(found: Any, name: str, reference: str) -> dict[str, list[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -198,6 +199,15 @@ def _packed(model: Model, path: Path, framework: Framework, python: str) -> Weig
         raise UserError(f"{path}: its vocabulary cannot be read ({e}); {cure}") from e
     identity = {"model": model.key, "weights": file_hash(path), "tokenizer": f"vocabulary:{json_hash(tokenizer.get('model'))}"}
     return Weights(serve=str(path), tokenizer=tokenizer, identity=identity, local=True)
+
+
+def quantised(hub_id: str, model: Model, own: Weights, framework: Framework, python: str) -> Weights:
+    """A checkpoint of the model's weights, quantised beforehand. UserError where it is not there, or has another vocabulary: the same
+    tokens would be other texts."""
+    found = _from_hub(dataclasses.replace(model, key=f"{model.key} ({hub_id})", hub_id=hub_id), framework, python)
+    if found.tokenizer.get("model", {}).get("vocab") != own.tokenizer.get("model", {}).get("vocab"):
+        raise UserError(f"model {model.key}: the checkpoint {hub_id} has another vocabulary than the model itself; leave its arm out")
+    return found
 
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")

@@ -18,11 +18,17 @@ def prompts_of(request: Mapping[str, Any], vocabulary: Vocabulary) -> dict[str, 
     """The request's prompts as tokens; a text is tokenised, without special tokens. SystemExit where there is nothing to continue, or
     an arm that cannot: a window in one pass knows its tokens beforehand."""
     found = {name: list(vocabulary.encode(p) if isinstance(p, str) else p) for name, p in request["prompts"].items()}
-    if request["new"] < 1 or request["step"] < 1 or not all(found.values()):
+    if min(new_of(request, name) for name in found) < 1 or request["step"] < 1 or not all(found.values()):
         raise SystemExit("greedy: a prompt needs a token, and `new` and `step` are at least 1")
     if any(arm.get("one_pass") for arm in request["arms"].values()):
         raise SystemExit("greedy: an arm of one pass cannot continue a prompt; the fault `fresh` is one that never reads its cache")
     return found
+
+
+def new_of(request: Mapping[str, Any], name: str) -> int:
+    """How many tokens are asked of a prompt: `new` is a number for all, or one for each."""
+    new = request["new"]
+    return int(new[name] if isinstance(new, dict) else new)
 
 
 def likeliest(rows: Any) -> int:
@@ -51,7 +57,7 @@ def greedy(
     for arm, begins in begin.items():
         for name, prompt in prompts.items():
             with timed(seconds, arm):
-                found = continuation(begins(prompt), prompt, request["new"], request["step"], vocabulary.ends)
+                found = continuation(begins(prompt), prompt, new_of(request, name), request["step"], vocabulary.ends)
             arrays[f"{arm}/{name}"] = np.array(found, np.int32)
             texts[arm][name] = vocabulary.decode(found)
     return arrays | {"told": {"seconds": seconds, "texts": texts}}

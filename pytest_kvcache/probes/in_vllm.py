@@ -9,7 +9,8 @@ AVX-512 or AMX there (`_get_attn_isa`). On a GPU `flash_attn.py` does the same; 
 step's own tokens as they are and to those before it as they were kept, so only a window in steps sees its precision. The caches:
 `kv_caches` of the model runner, within reach while engine and worker live in this process.
 
-An arm: `kv`, vLLM's `--kv-cache-dtype` (`auto`); `one_pass`; `spoil`: all that is cached is zeroed after each step, a control that must be
+An arm: `kv`, vLLM's `--kv-cache-dtype` (`auto`); `quantization`, its `--quantization` of the weights as they are loaded, or `model`, other
+weights; `one_pass`; `spoil`: all that is cached is zeroed after each step, a control that must be
 seen. In place of a divergence come `top_ids` and `top_logprobs`: those of the `top` (20) likeliest tokens where a scored one was
 predicted, the likeliest first.
 """
@@ -35,7 +36,7 @@ import numpy as np
 import torch
 import vllm
 from asked import main, tokens
-from greedy import prompts_of
+from greedy import new_of, prompts_of
 from lockstep import timed
 from vllm.platforms import current_platform
 
@@ -74,10 +75,10 @@ class Engine:
             raise SystemExit(f"vLLM {vllm.__version__} of {sys.executable} runs on {device}, not on {request['device']}")
         with in_one_line():
             self.llm = vllm.LLM(
-                model=request["model"], skip_tokenizer_init=True, dtype=request.get("dtype", "bfloat16"),
-                kv_cache_dtype=arm.get("kv", "auto"), max_model_len=longest + 1, max_num_seqs=1, max_num_batched_tokens=self.step,
-                enable_chunked_prefill=True, enable_prefix_caching=False, async_scheduling=False, enforce_eager=True,
-                kv_cache_memory_bytes=POOL, max_logprobs=max(TOP, request.get("top", TOP)),
+                model=arm.get("model", request["model"]), skip_tokenizer_init=True, dtype=request.get("dtype", "bfloat16"),
+                quantization=arm.get("quantization"), kv_cache_dtype=arm.get("kv", "auto"), max_model_len=longest + 1, max_num_seqs=1,
+                max_num_batched_tokens=self.step, enable_chunked_prefill=True, enable_prefix_caching=False, async_scheduling=False,
+                enforce_eager=True, kv_cache_memory_bytes=POOL, max_logprobs=max(TOP, request.get("top", TOP)),
             )  # fmt: skip
         self.engine = self.llm.llm_engine
         self.runner = self.engine.model_executor.driver_worker.worker.model_runner
@@ -132,7 +133,7 @@ def walked(request: Mapping[str, Any]) -> dict[str, Any]:
     name, arm = arm_of(request)
     top, longest = request.get("top", TOP), max(len(w["tokens"]) for w in request["windows"])
     vocabulary = vocabulary_of(request["model"]) if request.get("prompts") else None
-    most = max(map(len, prompts_of(request, vocabulary).values())) + request["new"] if vocabulary else 0
+    most = max(len(p) + new_of(request, n) for n, p in prompts_of(request, vocabulary).items()) if vocabulary else 0
     engine = Engine(request, arm, max(longest, most))
     seconds, nll, best, chunks = {name: 0.0}, [], [], []
     for number, window in enumerate(request["windows"]):
@@ -166,7 +167,7 @@ def continued(engine: Engine, request: Mapping[str, Any], name: str, vocabulary:
     """`ARM/PROMPT`, int32: at most `new` tokens, of which the one that ends an answer is the last."""
     arrays, texts = {}, {}
     for key, prompt in prompts_of(request, vocabulary).items():
-        asked = {"max_tokens": request["new"], "ignore_eos": True, "stop_token_ids": sorted(vocabulary.ends)}
+        asked = {"max_tokens": new_of(request, key), "ignore_eos": True, "stop_token_ids": sorted(vocabulary.ends)}
         with timed(seconds, name):
             found = list(engine.answer(key, prompt, **asked).outputs[0].token_ids)
         arrays[f"{name}/{key}"], texts[key] = np.array(found, np.int32), vocabulary.decode(found)

@@ -9,7 +9,7 @@ from . import trade
 from .gates import Plain, amount, brief_limit
 from .measured import unique
 from .numbers import NONE, THIN, elide, finite, number, quantity
-from .scored import FIGURES, Row, Scored, cell, engine_of, figure, size, texts_of
+from .scored import FIGURES, Row, Scored, cell, engine_of, figure, in_a_gib, size, texts_of
 from .terminal import label
 
 LOADS = {"output_tok_s": "output tok/s", "tpot_ms.p50": "TPOT p50, ms"}
@@ -30,11 +30,15 @@ def _view(run: Plain, block: str, text: Scored, index: int) -> Plain:
     load, gains = _beside(run["verdicts"], block, [row.name for row in text.arms])
     loads = {metric: name for metric, name in LOADS.items() if any(m == metric for _, m in gains)}
     reference = next((row for row in text.arms if row.reference), None)
+    held = _held(run["blocks"], block, [row.name for row in text.arms])
     return {
         "engine": engine_of(block), "scenario": text.scenario, "about": _about(text), "note": text.note, "columns": FIGURES,
-        "load": load, "loads": loads,
-        "arms": [_row(row, gates, reference) | {"loads": [gains.get((row.name, m), NONE) for m in loads]} for row in text.arms],
-        "controls": [_row(row, {}, None) | {"loads": [NONE] * len(loads)} for row in text.controls.values()],
+        "load": load, "loads": loads, "held": bool(held),
+        "arms": [
+            _row(row, gates, reference) | {"loads": [gains.get((row.name, m), NONE) for m in loads], "held": held.get(row.name, NONE)}
+            for row in text.arms
+        ],
+        "controls": [_row(row, {}, None) | {"loads": [NONE] * len(loads), "held": NONE} for row in text.controls.values()],
         "problems": [(row.name, row.problem) for row in text.arms if row.problem],
         "answers": _answers(text), "tasks": _tasks(text),
         "picture": _picture(f"trade-{index}", text, gates),
@@ -79,7 +83,7 @@ def _row(row: Row, gates: Gates, reference: Row | None) -> Plain:
         "name": row.name, "reference": row.reference, "precision": "" if row.precision == f"kv_dtype={row.name}" else row.precision,
         "invalid": bool(row.problem),
         "cells": [_cell(row, metric, gates.get((row.name, metric), [])) for metric in FIGURES],
-        "size": size(row), "smaller": _smaller(row, reference),
+        "size": size(row), "in_a_gib": in_a_gib(row), "smaller": _smaller(row, reference),
     }  # fmt: skip
 
 
@@ -118,6 +122,16 @@ def _beside(verdicts: Sequence[Plain], block: str, arms: Sequence[str]) -> tuple
                 loads.setdefault(f"{v['family']}/{v['scenario']}", {}).setdefault((arm, v["metric"]), quantity(value, ""))
     best = max(loads, key=lambda name: len(loads[name]), default="")
     return best, loads.get(best, {})
+
+
+def _held(blocks: Mapping[str, Plain], block: str, arms: Sequence[str]) -> dict[str, str]:
+    """How many tokens the servers of the same engine hold in arms of the same names, by the capacity scenario that knows most of them."""
+    found: dict[str, dict[str, str]] = {}
+    for name, what in blocks.items():
+        for m in what["measurements"] if engine_of(name) == engine_of(block) else ():
+            if m["arm"] in arms and m["valid"] and finite(m["metrics"].get("kv_tokens")) is not None:
+                found.setdefault(m["scenario"], {})[m["arm"]] = number(m["metrics"]["kv_tokens"])
+    return max(found.values(), key=len, default={})
 
 
 def _picture(ident: str, text: Scored, gates: Gates) -> Plain:

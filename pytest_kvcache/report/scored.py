@@ -73,6 +73,11 @@ def size(row: Row) -> str:
     return brief(row.bytes_per_token if row.bytes_per_token is None or row.bytes_per_token < 1000 else round(row.bytes_per_token))
 
 
+def in_a_gib(row: Row) -> str:
+    """How many tokens a GiB of such a cache holds."""
+    return number(finite(2**30 // row.bytes_per_token)) if row.bytes_per_token else NONE
+
+
 def is_text(m: Plain) -> bool:
     """Whether a measurement is of a text."""
     return "bounds" in m or "scheme" in m["load"]

@@ -195,3 +195,13 @@ def test_an_arm_that_asks_nothing_is_told_nothing_by_whatever_version():
 def test_what_is_beyond_a_framework(more, concurrency, arm, why):
     scenario = ClosedLoop(isl=8, osl=8, concurrency=concurrency, arms=(Arm(), Arm(name="b", **arm)))
     assert beyond(framework(**more), scenario) == why
+
+
+def test_weights_of_fewer_bits_are_made_by_those_who_can():
+    for adapter, can in ((VLLM, ("fp8",)), (SGLANG, ("fp8",)), (TGI, ("fp8",)), (TRANSFORMERS, ("int8", "int4"))):
+        for word in ("fp8", "int8", "int4"):
+            why = unsupported(adapter, Arm(quantization=word))
+            assert why == ("" if word in can else f"{adapter.name} makes no weights of {word} as it loads them")
+    arm = Arm(quantization="int4")
+    assert "bnb-4bit" in TRANSFORMERS.argv(Launch(python="py", model="m", port=1, device="gpu", arm=arm)), "said in its own word"
+    assert unsupported(VLLM, Arm(quantization="bitsandbytes")) == "", "what it may know is passed on"

@@ -149,7 +149,7 @@ def test_each_token_from_the_first_on_is_scored_with_the_likeliest_of_its_place(
     assert steps == [16, 16, 8] * 2 and zeroed == 0
     assert [asked for _, asked in requests] == [{"temperature": 0, "detokenize": False, "max_tokens": 1, "prompt_logprobs": 5}] * 2
     assert said == {
-        "model": "m", "skip_tokenizer_init": True, "dtype": "bfloat16", "kv_cache_dtype": "auto", "max_model_len": 41, "max_num_seqs": 1,
+        "model": "m", "skip_tokenizer_init": True, "dtype": "bfloat16", "quantization": None, "kv_cache_dtype": "auto", "max_model_len": 41, "max_num_seqs": 1,
         "max_num_batched_tokens": 16, "enable_chunked_prefill": True, "enable_prefix_caching": False, "async_scheduling": False,
         "enforce_eager": True, "kv_cache_memory_bytes": 2**30, "max_logprobs": 20,
     }  # fmt: skip
@@ -165,6 +165,13 @@ def test_one_pass_takes_a_window_in_one_step_and_a_precision_is_said_as_it_is(pr
     assert steps == [40, 40] and said["max_num_batched_tokens"] == 40
     assert (said["kv_cache_dtype"], said["dtype"]) == ("fp8", "float32")
     assert found["floor/nll"] == pytest.approx([-row[token] for window in WINDOWS for token, row in rows(window)], rel=1e-9)
+
+
+def test_other_weights_are_those_of_the_arm_or_made_as_they_are_loaded(probe):
+    _, _, (said, *_) = probe({"w8a8": {"kv": "auto", "model": "org/m-w8a8"}})
+    assert (said["model"], said["quantization"]) == ("org/m-w8a8", None)
+    _, _, (said, *_) = probe({"fp8": {"kv": "auto", "quantization": "fp8"}})
+    assert (said["model"], said["quantization"]) == ("m", "fp8")
 
 
 def test_a_spoilt_cache_is_zeroed_after_each_step(probe):

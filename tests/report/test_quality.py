@@ -156,10 +156,10 @@ def test_a_row_has_figures_interval_limits_and_size() -> None:
     found = rows(make_run())
     assert found["int8"] == [
         "11.01", "1.0013", "limit 1.005", "0.00400", "0.00348 to 0.00456", "limit 0.015", "0.0360", "0.0800", f"99.60{THIN}%",
-        f"limit 93{THIN}%", f"12{THIN}240", "1.88×",
+        f"limit 93{THIN}%", f"12{THIN}240", "1.88×", f"87{THIN}724",
     ]  # fmt: skip
-    assert found["fp16"] == ["the reference", "11.00", "1.0000", NONE, NONE, NONE, f"100.0{THIN}%", f"23{THIN}040", NONE]
-    assert found["a cache made worse on purpose"] == ["25.40", "2.3100", "1.71", "6.10", NONE, f"42.00{THIN}%", NONE, NONE]
+    assert found["fp16"] == ["the reference", "11.00", "1.0000", NONE, NONE, NONE, f"100.0{THIN}%", f"23{THIN}040", NONE, f"46{THIN}603"]
+    assert found["a cache made worse on purpose"] == ["25.40", "2.3100", "1.71", "6.10", NONE, f"42.00{THIN}%", NONE, NONE, NONE]
 
 
 def test_the_glyph_beside_a_figure_is_its_limit_s_and_drift_is_told_where_it_is_no_pass() -> None:
@@ -188,6 +188,18 @@ def test_speed_comes_from_gates_of_a_load_with_arms_of_the_same_names() -> None:
     assert (found["int8"][-1], found["fp16"][-1], found["fp8"][-1], found["16 bits in one pass"][-1]) == ("38.1", "40.2", NONE, NONE)
     assert "Speed: arms of the same names under load/isl128-osl32-c1." in Page(section(run)).cells
     assert "output tok/s" not in section(make_run(verdicts=[make_load("int8", block="vllm/m/load")])), "another engine's"
+
+
+def test_what_servers_of_the_same_engine_hold_stands_in_the_same_row() -> None:
+    run = make_run()
+    assert "Tokens of<br>its pool" not in section(run)
+    for block, tokens in ((BLOCK.replace("text:", "capacity:"), 11_212_352), ("vllm/m/capacity:fp16+int8", 7)):
+        held = make_text("int8", scenario="capacity-isl448-osl16", metrics={"kv_tokens": float(tokens)})
+        del held["bounds"], held["load"]["scheme"]
+        run["blocks"][block] = run["blocks"][BLOCK] | {"measurements": [held, held | {"arm": "int4", "valid": False}]}
+    found = rows(run)
+    assert [found[name][-1] for name in ("int8", "fp16", "int4", "16 bits in one pass")] == [f"11{THIN}212{THIN}352", NONE, NONE, NONE]
+    check(run)
 
 
 def test_an_arm_that_does_not_count_says_why_and_has_no_place_in_the_picture() -> None:
