@@ -17,12 +17,12 @@ TEXTS = [
     Text(windows=24, arms=OF_CACHES, device="cpu", profile="full", tasks=20),
     Text(windows=2, arms=OF_CACHES, scheme=DECODING, device="cpu", profile="full"),
     Text(windows=40, arms=OF_CACHES, device="gpu", profile="ci"),
-    Text(windows=8, arms=OF_CACHES, scheme=DECODING, device="gpu", profile="ci"),
+    Text(windows=4, arms=OF_CACHES, scheme=DECODING, device="gpu", profile="ci"),
     Text(windows=160, arms=OF_CACHES, device="gpu", profile="full", tasks=60),
 ]
 PUBLISHED = [Text(windows=160, arms=OF_CACHES, scheme=replace(s, step=64), device="gpu", profile="acceptance") for s in PROTOCOLS.values()]
 TEXTS_OF_WEIGHTS = [
-    Text(windows=6, arms=OF_WEIGHTS, device="cpu", profile="full", tasks=20),
+    Text(windows=6, arms=OF_WEIGHTS, device="cpu", profile="full", tasks=6),
     Text(windows=160, arms=OF_WEIGHTS, device="gpu", profile="full", tasks=60),
 ]
 

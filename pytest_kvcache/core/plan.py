@@ -202,7 +202,9 @@ def _block(name: str, head: Wanted, tasks: dict[Scenario, dict[str, GateSpec]], 
 # Before a machine has been measured: seconds of a server start and of a scenario, from the embedded default on 2 cores.
 START_S = {"cpu": 10.0, "gpu": 110.0}
 SCENARIO_S = {"cpu": 9.0, "gpu": 60.0}
-TEXT_S = {"cpu": 120.0, "gpu": 60.0}
+# Of a text through one cache: the model's loading, a pass, a token of a pass (transformers on 2 cores; vLLM on an H200, a process an arm).
+TEXT_S = {"cpu": (5.0, 0.05, 0.004), "gpu": (40.0, 0.03, 0.0)}
+CONTROLS, PASSES_OF_TASK, PROMPTS = 2, 16, 8  # beside the arms; a short task of each of three kinds; texts that each arm goes on with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,11 +219,21 @@ class Cost:
 def cost(block: Block, runs: tuple[int, int], kind: str) -> Cost:
     """The cost of `runs` (fewest, most) runs."""
     if block.text:
-        text_s = TEXT_S[kind] * len(block.tasks)
+        text_s = sum(_text_s(t.scenario, kind) for t in block.tasks if isinstance(t.scenario, Text))
         return Cost(runs=runs, starts=(0, 0), seconds=(runs[0] * text_s, runs[1] * text_s))
     one = len(block.arms) * (START_S[kind] + SCENARIO_S[kind] * len(block.tasks) * (2 if block.together else 1))
     starts = (runs[0] * len(block.arms), runs[1] * len(block.arms))
     return Cost(runs=runs, starts=starts, seconds=(runs[0] * one, runs[1] * one))
+
+
+def _text_s(text: Text, kind: str) -> float:
+    """Seconds of a text through all its caches, one after another."""
+    load, one_pass, token = TEXT_S[kind]
+    step = text.scheme.step or text.scheme.window
+    scored = text.windows * -(-text.scheme.window // step)
+    written = text.answer_tokens * PROMPTS + 3 * text.tasks * PASSES_OF_TASK
+    caches = len(text.arms) + CONTROLS
+    return caches * (load + scored * (one_pass + step * token)) + len(text.arms) * written * (one_pass + token)
 
 
 def runs_range(rule: Rule, needs: Iterable[str], run: int = 1) -> tuple[int, int]:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pytest_kvcache.core.plan import Wanted, gate_specs, make_plan
-from pytest_kvcache.core.scenarios import ClosedLoop
-from pytest_kvcache.core.spec import Gate, SpecError
+from pytest_kvcache.core.plan import Wanted, cost, gate_specs, make_plan
+from pytest_kvcache.core.scenarios import ClosedLoop, Text
+from pytest_kvcache.core.spec import Arm, Gate, SpecError
 
 
 def want(*gates, family="s", **scenario):
@@ -56,3 +56,15 @@ def test_two_tests_that_claim_one_number_differently_are_refused():
 def test_a_floor_that_is_none_is_refused(floor):
     with pytest.raises(SpecError, match="floor="):
         Gate("output_tok_s", floor=floor)
+
+
+@pytest.mark.parametrize(
+    ("windows", "arms", "tasks", "measured_s"),
+    [(40, ("fp16", "fp8", "int8", "int4"), 0, 314), (20, ("fp16", "wfp8", "w8a8"), 10, 234)],  # vLLM 0.25.1 on an H200, 2026-12-01
+)
+def test_a_text_is_planned_for_about_what_it_took(windows, arms, tasks, measured_s):
+    text = Text(windows=windows, arms=tuple(Arm(name=name) for name in arms), tasks=tasks)
+    gates = (Gate("ppl_ratio", arm=arms[1]),)
+    (block,) = make_plan([Wanted(framework="vllm", model="m", family="p", scenario=text, gates=gates)], 0.05)
+    low, high = cost(block, (1, 1), "gpu").seconds
+    assert low == high == pytest.approx(measured_s, rel=0.35)
