@@ -18,7 +18,7 @@ appear when they are first used. `/health` runs a generation: it is not asked wh
 from __future__ import annotations
 
 from ..core.flags import words
-from ..core.framework import Flag, Framework, Launch
+from ..core.framework import Flag, Framework, Launch, Probe
 from ..core.readings import Series
 from ..core.spec import UserError
 from .shared import INVALID_CHOICE, NO_KV_MEMORY, NO_MODEL, OUT_OF_MEMORY, PORT_TAKEN, UNKNOWN_ARGUMENT, UNPACK_GGUF, ignoring_eos
@@ -86,6 +86,17 @@ def argv(launch: Launch) -> list[str]:
     return said + words("sglang", flags, launch.arm, launch.version, DTYPES) + list(launch.serve_args)
 
 
+PROBE = Probe(
+    script="in_sglang.py",
+    kv={name: {"kv": word} for name, word in KV_DTYPES.items()},
+    weights={"auto": {}, "fp8": {"quantization": "fp8"}},
+    floor={"kv": "auto", "one_pass": True},
+    negative={"kv": "auto", "spoil": True},
+    alone=True,
+    # Its share of a machine's memory came out below zero there, and its own attention needs AMX.
+    on={"cpu": {"options": {"mem_fraction_static": 0.5, "attention_backend": "torch_native"}}},
+)
+
 SGLANG = Framework(
     name="sglang",
     argv=argv,
@@ -94,6 +105,7 @@ SGLANG = Framework(
     cure="pip install 'pytest-kvcache[sglang]'",
     distributions=("sglang", "sgl-kernel", "torch", "flashinfer-python", "triton", "transformers"),
     flags=FLAGS,
+    probe=PROBE,
     tensor_parallel=True,
     prepare=UNPACK_GGUF,
     dummy=True,

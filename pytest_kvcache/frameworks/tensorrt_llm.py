@@ -15,7 +15,7 @@ import json
 from typing import Any
 
 from ..core.flags import told
-from ..core.framework import Flag, Framework, Launch
+from ..core.framework import Flag, Framework, Launch, Probe
 from ..core.readings import Series
 from .shared import GIB, NO_MODEL, OUT_OF_MEMORY, ignoring_eos
 
@@ -72,6 +72,14 @@ def argv(launch: Launch) -> list[str]:
     return [*said, "--extra_llm_api_options", f"{launch.folder}/{CONFIG}", *launch.serve_args]
 
 
+PROBE = Probe(
+    script="in_tensorrt_llm.py",
+    kv={name: {"kv": word} for name, word in KV_DTYPES.items()},
+    floor={"kv": "auto", "one_pass": True},
+    negative={"kv": "auto", "spoil": True},
+    alone=True,
+)
+
 TENSORRT_LLM = Framework(
     name="tensorrt_llm",
     argv=argv,
@@ -81,6 +89,7 @@ TENSORRT_LLM = Framework(
     cure="pip install 'pytest-kvcache[tensorrt-llm]'",
     distributions=("tensorrt-llm", "torch", "flashinfer-python", "triton", "transformers"),
     flags=FLAGS,
+    probe=PROBE,
     tensor_parallel=True,
     metrics="/metrics",
     kv_dtypes=KV_DTYPES,

@@ -12,6 +12,10 @@ much of it a prompt may be, which is 4,095 tokens otherwise.
 It fixes `ignore_eos_token: false`, so an answer may end early: such a run is invalid. Only its chat endpoint tells token counts while it
 streams. It has no series of the KV cache: the token budget of a batch is what is reserved, and `tgi_request_skipped_tokens` counts
 speculated tokens, not reused ones. Whether prefixes are cached is told by a variable.
+
+Asked for `decoder_input_details` it tells of each token of a prompt its own log-probability, of the pass that read it (`PrefillToken` in
+`router/src/lib.rs`; `server/text_generation_server/models/flash_causal_lm.py` gathers no other). Nothing makes it say a given text token
+by token, and whether that pass attends to the cache depends on the kernel (`layers/attention/cuda.py`: FlashInfer does).
 """
 
 from __future__ import annotations
@@ -73,6 +77,7 @@ TGI = Framework(
     cure="run its container by the ini option kv_command_tgi = docker run ... IMAGE",
     distributions=("torch", "text-generation-server", "transformers"),  # its own after torch: it does not tell its version
     flags=FLAGS,
+    no_probe="it tells one log-probability of each token of a prompt, its own, and not the likeliest ones: no divergence follows from it",
     tensor_parallel=True,
     checkpoints=True,
     quantizations={"fp8": "fp8"},

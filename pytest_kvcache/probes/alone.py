@@ -1,17 +1,20 @@
 """One arm in a process of its own, of an engine that holds one cache: its scores, then what it goes on to write.
 
-An engine's script says how it starts (`Start`); what it answers is the same for all of them (`walked`): `nll`, `top_ids` and
-`top_logprobs` of every scored token, `chunk` (the window of each), the new tokens of each prompt, and `told`.
+An engine's script says how it starts (`Start`), the rest is here. The answer: `ARM/nll`, `ARM/top_ids` and `ARM/top_logprobs` of every
+scored token (in place of a divergence those of the likeliest tokens where it was predicted, the likeliest first), `chunk` (the window of
+each), `ARM/PROMPT` of each prompt (its new tokens, of which the one that ends an answer is the last), and `told`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import os
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
-from asked import Vocabulary
+from asked import Vocabulary, main, tokens
 from greedy import new_of, prompts_of
 from lockstep import timed
 
@@ -22,14 +25,14 @@ Place = tuple[float, list[tuple[int, float]]]  # where a token was predicted: it
 class Engine(Protocol):
     """An engine with one arm's cache, for one text at a time."""
 
-    def scored(self, tokens: list[int], first: int) -> list[Place]:
+    def scored(self, text: list[int], first: int) -> list[Place]:
         """One for each token from the `first` on (at least 1)."""
 
     def written(self, prompt: list[int], new: int) -> list[int]:
-        """The `new` likeliest tokens, also after one that ends an answer."""
+        """The `new` likeliest tokens, also those after one that ends an answer."""
 
     def told(self) -> dict[str, Any]:
-        """What it decided, `kv_bytes_per_token` among it."""
+        """What it decided, and `kv_bytes_per_token`. What is text belongs to this arm alone."""
 
 
 Start = Callable[[Mapping[str, Any], Mapping[str, Any], int], Engine]  # of a request and its arm, for texts of at most so many tokens
@@ -44,48 +47,68 @@ def in_one_line() -> Iterator[None]:
         raise SystemExit(f"{type(why).__name__}: {' '.join(str(why).split())}"[:300]) from why
 
 
-def arm_of(request: Mapping[str, Any], engine: str) -> tuple[str, Mapping[str, Any]]:
-    """The name of the only arm, and what it asks for."""
+def run(name: str, start: Start, versions: Mapping[str, str]) -> None:
+    """Answers the request that the command line names, with the engine called `name`."""
+    try:
+        main({
+            "walk": lambda asked: walked(asked, name, start),
+            "tokens": lambda asked: tokens(asked, vocabulary_of(asked["model"]), versions),
+        })  # fmt: skip
+    except SystemExit as why:
+        print(why, file=sys.stderr, flush=True)
+        os._exit(1)  # at an ordinary end an engine's threads and processes have a word after ours
+
+
+def vocabulary_of(model: str) -> Vocabulary:
+    """That of transformers, which these engines take their tokenizers from. Imported where it is asked for: scoring does not need it."""
+    import in_transformers  # type: ignore[import-not-found]  # by its path
+
+    found: Vocabulary = in_transformers.vocabulary_of(model)
+    return found
+
+
+def walked(request: Mapping[str, Any], name: str, start: Start) -> dict[str, Any]:
+    """The scores of all windows, and where the request has `prompts` what the arm goes on to write (`new` tokens of each)."""
     if len(request["arms"]) != 1:
-        raise SystemExit(f"{engine} has one precision of its cache in a process: one arm, not {len(request['arms'])}")
-    ((name, arm),) = request["arms"].items()
-    return name, arm
+        raise SystemExit(f"{name} has one precision of its cache in a process: one arm, not {len(request['arms'])}")
+    ((key, arm),) = request["arms"].items()
+    vocabulary = vocabulary_of(request["model"]) if request.get("prompts") else None
+    prompts = prompts_of(request, vocabulary) if vocabulary else {}
+    longest = max(len(w["tokens"]) for w in request["windows"])
+    engine = start(request, arm, max([longest, *(len(p) + new_of(request, n) for n, p in prompts.items())]))
+    found = scores(engine, request, key)
+    written = {n: engine.written(p, new_of(request, n)) for n, p in prompts.items()}
+    told = found.pop("told") | engine.told()
+    told["cache_bytes"] = {key: round(told["kv_bytes_per_token"] * longest)}
+    if vocabulary:
+        written = {n: ended(ids, vocabulary.ends) for n, ids in written.items()}
+        told["texts"] = {key: {n: vocabulary.decode(ids) for n, ids in written.items()}}
+    return found | {f"{key}/{n}": np.array(ids, np.int32) for n, ids in written.items()} | {"told": told}
 
 
-def walked(request: Mapping[str, Any], name: str, start: Callable[[int], Engine], vocabulary: Vocabulary | None) -> dict[str, Any]:
-    """The scores of all windows through the arm `name`, and where there is a `vocabulary` the continuation of the request's prompts."""
-    windows, prompts = request["windows"], prompts_of(request, vocabulary) if vocabulary else {}
-    longest = max(len(w["tokens"]) for w in windows)
-    engine = start(max([longest, *(len(p) + new_of(request, key) for key, p in prompts.items())]))
-    seconds, places, chunks = {name: 0.0}, [], []
-    for number, window in enumerate(windows):
-        with timed(seconds, name):
+def scores(engine: Engine, request: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The arrays of the arm `key`, and in `told` the seconds that it took."""
+    seconds, chunks = {key: 0.0}, []
+    places: list[Place] = []
+    for number, window in enumerate(request["windows"]):
+        with timed(seconds, key):
             found = engine.scored(window["tokens"], window["first"])
-        if len(found) != len(window["tokens"]) - window["first"]:
-            raise SystemExit(f"the engine scored {len(found)} tokens of a window, not {len(window['tokens']) - window['first']}")
         places += found
-        chunks += [number] * len(found)
+        chunks += [number] * (len(window["tokens"]) - window["first"])
+    if len(places) != len(chunks):
+        raise SystemExit(f"the engine scored {len(places)} tokens, not {len(chunks)}")
     nll = -np.array([logprob for logprob, _ in places], np.float64)
     if not np.isfinite(nll).all():
         raise SystemExit("the engine's logits are not finite")
-    written = {key: ended(engine.written(p, new_of(request, key)), vocabulary.ends) for key, p in prompts.items()} if vocabulary else {}
-    told = engine.told()
-    texts = {key: vocabulary.decode(ids) for key, ids in written.items()} if vocabulary else {}
     return {
-        f"{name}/nll": nll,
-        f"{name}/top_ids": np.array([[token for token, _ in best] for _, best in places], np.int32),
-        f"{name}/top_logprobs": np.array([[logprob for _, logprob in best] for _, best in places], np.float32),
+        f"{key}/nll": nll,
+        f"{key}/top_ids": np.array([[token for token, _ in best] for _, best in places], np.int32),
+        f"{key}/top_logprobs": np.array([[logprob for _, logprob in best] for _, best in places], np.float32),
         "chunk": np.array(chunks, np.int32),
-        **{f"{name}/{key}": np.array(ids, np.int32) for key, ids in written.items()},
-        "told": {
-            "seconds": seconds,
-            "cache_bytes": {name: round(told["kv_bytes_per_token"] * longest)},
-            **({"texts": {name: texts}} if written else {}),
-            **told,
-        },
+        "told": {"seconds": seconds},
     }
 
 
-def ended(ids: list[int], ends: Any) -> list[int]:
+def ended(ids: list[int], ends: Collection[int]) -> list[int]:
     """Up to the first that ends an answer, which is the last of them."""
     return ids[: next((i + 1 for i, token in enumerate(ids) if token in ends), len(ids))]

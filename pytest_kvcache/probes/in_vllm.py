@@ -10,17 +10,14 @@ step's own tokens as they are and to those before it as they were kept, so only 
 `kv_caches` of the model runner, within reach while engine and worker live in this process.
 
 An arm: `kv`, vLLM's `--kv-cache-dtype` (`auto`); `quantization`, its `--quantization` of the weights as they are loaded, or `model`, other
-weights; `one_pass`; `spoil`: all that is cached is zeroed after each step, a control that must be
-seen. In place of a divergence come `top_ids` and `top_logprobs`: those of the `top` (20) likeliest tokens where a scored one was
-predicted, the likeliest first.
+weights; `one_pass`; `spoil`: all that is cached is zeroed after each step, a control that must be seen. The answer is that of alone.py.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,34 +29,13 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("DO_NOT_TRACK", "1")
 sys.path.insert(0, str(Path(__file__).parent))
 
-import numpy as np
 import torch
 import vllm
-from asked import main, tokens
-from greedy import new_of, prompts_of
-from lockstep import timed
+from alone import TOP, Place, in_one_line, run  # type: ignore[import-not-found]  # by its path
 from vllm.platforms import current_platform
 
 POOL = 2**30  # bytes of KV cache, where no variable of vLLM says otherwise: one request of a window is all there is
-TOP = 20
 VERSIONS = {"vllm": vllm.__version__, "torch": torch.__version__}
-
-
-@contextmanager
-def in_one_line() -> Iterator[None]:
-    """What vLLM refuses ends in one line, not in its traceback."""
-    try:
-        yield
-    except Exception as why:
-        raise SystemExit(f"{type(why).__name__}: {' '.join(str(why).split())}"[:300]) from why
-
-
-def arm_of(request: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """The name of the only arm, and what it asks for."""
-    if len(request["arms"]) != 1:
-        raise SystemExit(f"vLLM has one precision of its cache in a process: one arm, not {len(request['arms'])}")
-    ((name, arm),) = request["arms"].items()
-    return name, arm
 
 
 class Engine:
@@ -69,7 +45,7 @@ class Engine:
         self.step = min(request["step"], longest)
         if arm.get("one_pass"):
             self.step = longest
-        self.spoils = bool(arm.get("spoil"))
+        self.spoils, self.top = bool(arm.get("spoil")), request.get("top", TOP)
         device = current_platform.device_type
         if request.get("device", device) != device:
             raise SystemExit(f"vLLM {vllm.__version__} of {sys.executable} runs on {device}, not on {request['device']}")
@@ -78,18 +54,25 @@ class Engine:
                 model=arm.get("model", request["model"]), skip_tokenizer_init=True, dtype=request.get("dtype", "bfloat16"),
                 quantization=arm.get("quantization"), kv_cache_dtype=arm.get("kv", "auto"), max_model_len=longest + 1, max_num_seqs=1,
                 max_num_batched_tokens=self.step, enable_chunked_prefill=True, enable_prefix_caching=False, async_scheduling=False,
-                enforce_eager=True, kv_cache_memory_bytes=POOL, max_logprobs=max(TOP, request.get("top", TOP)),
+                enforce_eager=True, kv_cache_memory_bytes=POOL, max_logprobs=max(TOP, self.top),
             )  # fmt: skip
         self.engine = self.llm.llm_engine
         self.runner = self.engine.model_executor.driver_worker.worker.model_runner
         self.storages = {s.data_ptr(): s for s in map(torch.Tensor.untyped_storage, tensors(self.runner.kv_caches))}
 
-    def answer(self, name: str, prompt: list[int], **asked: Any) -> Any:
+    def scored(self, text: list[int], first: int) -> list[Place]:
+        found = self.answer(text, max_tokens=1, prompt_logprobs=self.top).prompt_logprobs
+        return [(float(found[at][text[at]].logprob), likeliest(found[at], self.top)) for at in range(first, len(text))]
+
+    def written(self, prompt: list[int], new: int) -> list[int]:
+        return list(self.answer(prompt, max_tokens=new, ignore_eos=True).outputs[0].token_ids)
+
+    def answer(self, prompt: list[int], **asked: Any) -> Any:
         """What comes of a prompt. SystemExit where it went in by fewer steps than it should: they would have read nothing back."""
         found, steps = [], 0
         with in_one_line():
             params = vllm.SamplingParams(temperature=0, detokenize=False, **asked)
-            self.engine.add_request(name, {"prompt_token_ids": prompt}, params)
+            self.engine.add_request("text", {"prompt_token_ids": prompt}, params)
             while self.engine.has_unfinished_requests():
                 found += [output for output in self.engine.step() if output.finished]
                 steps += 1
@@ -128,55 +111,5 @@ def likeliest(position: Mapping[int, Any], top: int) -> list[tuple[int, float]]:
     return [(token, float(p.logprob)) for token, p in sorted(position.items(), key=lambda pair: int(pair[1].rank))[:top]]
 
 
-def walked(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The scores of all windows, and where the request has `prompts` what the arm goes on to write (`new` tokens of each)."""
-    name, arm = arm_of(request)
-    top, longest = request.get("top", TOP), max(len(w["tokens"]) for w in request["windows"])
-    vocabulary = vocabulary_of(request["model"]) if request.get("prompts") else None
-    most = max(len(p) + new_of(request, n) for n, p in prompts_of(request, vocabulary).items()) if vocabulary else 0
-    engine = Engine(request, arm, max(longest, most))
-    seconds, nll, best, chunks = {name: 0.0}, [], [], []
-    for number, window in enumerate(request["windows"]):
-        with timed(seconds, name):
-            found = engine.answer(str(number), window["tokens"], max_tokens=1, prompt_logprobs=top).prompt_logprobs
-        for at in range(window["first"], len(window["tokens"])):
-            nll.append(-found[at][window["tokens"][at]].logprob)
-            best.append(likeliest(found[at], top))
-            chunks.append(number)
-    if not np.isfinite(nll).all():
-        raise SystemExit("the engine's logits are not finite")
-    written = continued(engine, request, name, vocabulary, dict.fromkeys([name], 0.0)) if vocabulary else {"told": {}}
-    told = engine.told() | written.pop("told")
-    return written | {
-        f"{name}/nll": np.array(nll, np.float64),
-        f"{name}/top_ids": np.array([[token for token, _ in row] for row in best], np.int32),
-        f"{name}/top_logprobs": np.array([[logprob for _, logprob in row] for row in best], np.float32),
-        "chunk": np.array(chunks, np.int32),
-        "told": {"seconds": seconds, "cache_bytes": {name: round(told["kv_bytes_per_token"] * longest)}, **told},
-    }
-
-
-def vocabulary_of(model: str) -> Any:
-    """That of transformers, which vLLM takes its tokenizers from. Imported where it is asked for: scoring does not need it."""
-    import in_transformers  # type: ignore[import-not-found]  # by its path
-
-    return in_transformers.vocabulary_of(model)
-
-
-def continued(engine: Engine, request: Mapping[str, Any], name: str, vocabulary: Any, seconds: dict[str, float]) -> dict[str, Any]:
-    """`ARM/PROMPT`, int32: at most `new` tokens, of which the one that ends an answer is the last."""
-    arrays, texts = {}, {}
-    for key, prompt in prompts_of(request, vocabulary).items():
-        asked = {"max_tokens": new_of(request, key), "ignore_eos": True, "stop_token_ids": sorted(vocabulary.ends)}
-        with timed(seconds, name):
-            found = list(engine.answer(key, prompt, **asked).outputs[0].token_ids)
-        arrays[f"{name}/{key}"], texts[key] = np.array(found, np.int32), vocabulary.decode(found)
-    return arrays | {"told": {"texts": {name: texts}}}
-
-
 if __name__ == "__main__":
-    try:
-        main({"walk": walked, "tokens": lambda asked: tokens(asked, vocabulary_of(asked["model"]), VERSIONS)})
-    except SystemExit as why:
-        print(why, file=sys.stderr, flush=True)
-        os._exit(1)  # at an ordinary end NCCL has a word after ours
+    run("vLLM", Engine, VERSIONS)
