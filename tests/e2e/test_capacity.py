@@ -55,6 +55,7 @@ for name in ("tokenizer.json", "tokenizer_config.json"):
 """
 
 
+@pytest.mark.release
 def test_vllm_fills_its_pool_and_half_as_much_again_and_is_empty_afterwards(suite, tmp_path):
     source, wide = weights.locate(EMBEDDED, frameworks.load("transformers"), PYTHON, print).serve, tmp_path / "wide"
     wide.mkdir()

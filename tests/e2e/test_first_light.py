@@ -71,6 +71,7 @@ def check_physics(folder, run):
     assert load["client"]["cores"] < 0.3
 
 
+@pytest.mark.release
 def test_a_slower_engine_is_a_regression_that_names_the_change(recorded, tmp_path):
     """A proxy before the real engine stretches every answer; by enough for the most restless of machines. How small a loss is caught, and
     how soon, is not to be seen in one session: docs/field_trial.md."""
@@ -87,6 +88,7 @@ def test_a_slower_engine_is_a_regression_that_names_the_change(recorded, tmp_pat
     assert ElementTree.parse(xml).getroot().find("testsuite").get("failures") == "1"
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("when", ["before the start", "while measuring"])
 def test_a_foreign_process_makes_it_invalid_is_named_and_nothing_is_recorded(recorded, when):
     before = recorded.baseline.read_bytes()
@@ -102,7 +104,7 @@ def test_a_foreign_process_makes_it_invalid_is_named_and_nothing_is_recorded(rec
     assert recorded.baseline.read_bytes() == before
 
 
-@pytest.mark.parametrize("how", ["normal end", "failure", "ctrl-c", "sigterm", "sigkill"])
+@pytest.mark.parametrize("how", [pytest.param("normal end", marks=pytest.mark.release), "failure", "ctrl-c", "sigterm", "sigkill"])
 def test_no_process_of_ours_survives(project, survivors, how):
     """While the server runs there is one with our marker; however the session ends, soon there is none."""
     out = project.folder / "out"
@@ -194,6 +196,7 @@ def test_metrics(kv_drive):
 """
 
 
+@pytest.mark.release
 def test_an_open_loop_by_hand(project):
     (project.folder / "test_suite.py").write_text(BY_HAND)
     result = project.run()
@@ -201,6 +204,7 @@ def test_an_open_loop_by_hand(project):
     assert "2 passed" in result.out
 
 
+@pytest.mark.release
 def test_profile_smoke_reports_against_the_baseline(recorded):
     result = recorded.run("--kv-profile=smoke")
     assert result.code == 0, result.out
@@ -208,6 +212,7 @@ def test_profile_smoke_reports_against_the_baseline(recorded):
     assert all(len(v["runs"]) == 1 and v["value"] and v["baseline"] for v in result.run["verdicts"])
 
 
+@pytest.mark.release
 def test_the_suites_of_the_repository_run_for_real(tmp_path, project):
     """The main job in a form that fits CI: the smallest profile of `suites/`, which fails no test without a baseline."""
     suites = tmp_path / "suites"
@@ -219,6 +224,7 @@ def test_the_suites_of_the_repository_run_for_real(tmp_path, project):
     assert all(v["value"] for v in result.run["verdicts"])
 
 
+@pytest.mark.release
 def test_two_builds_in_turns_side_by_side(project):
     """The same interpreter as both builds, one round: two real servers at once, short windows back and forth."""
     result = project.run(f"--kv-ab={PYTHON}", "--kv-profile=smoke")

@@ -47,6 +47,7 @@ def measurements(run, framework):
     return next(b["measurements"] for name, b in run["blocks"].items() if name.startswith(f"{framework}/"))
 
 
+@pytest.mark.release
 def test_the_same_suites_on_every_framework_give_one_table(project, vllm, llama_cpp):
     """From one folder of baselines, in one session; vLLM's own counters agree with what the client was told."""
     shutil.copytree(REPO / "suites", project.folder / "suites")
@@ -122,6 +123,7 @@ def test_llama_cpp_serves_the_file_as_it_is_counts_its_tokens_and_is_told_what_a
     assert "the server made 240 input and 16 output tokens of a request for 240 and 24: is its context too short?" in cut.out
 
 
+@pytest.mark.release
 def test_frameworks_are_recorded_and_judged_from_one_folder_of_baselines(recorded, llama_cpp):
     """Beside the baseline of transformers, which stays as it is."""
     before, suite = recorded.baseline.read_bytes(), recorded.folder / "test_one.py"
@@ -138,6 +140,7 @@ def test_frameworks_are_recorded_and_judged_from_one_folder_of_baselines(recorde
     assert sorted(p.parent.name for p in recorded.baseline.parents[1].rglob("*.json")) == ["llama_cpp", "transformers"]
 
 
+@pytest.mark.release
 def test_an_engine_killed_in_the_middle_is_invalid_with_its_log_and_the_rest_gets_a_fresh_start(project, survivors, tmp_path):
     (project.folder / "test_suite.py").write_text(TWO)
     out, scratch = project.folder / "out", tmp_path / "scratch"

@@ -120,6 +120,7 @@ def test_llama_cpp_reads_what_it_has_quantised(tmp_path, text):
     assert not_applied(found["q8_0"], "q8_0") == "" != not_applied(found["f16"], "q8_0")
 
 
+@pytest.mark.release
 def test_transformers_agrees_with_a_loss_of_its_own(tmp_path, text):
     folder, cut = text
     arms = {"bf16": {}, "one_pass": {"one_pass": True}}
@@ -199,6 +200,7 @@ def test_tokens_are_the_tokenizers_however_long_the_text(tmp_path, text):
     assert (told["bos"], told["eos"], told["vocabulary"]) == (1, 2, 49152) and "llama_cpp" in told
 
 
+@pytest.mark.release
 def test_greedy_is_what_transformers_generates(tmp_path, text, tiny):
     """In float32: a tie of two tokens in 16 bits falls as the order of sums does."""
     asked = {

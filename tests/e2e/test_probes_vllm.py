@@ -45,6 +45,7 @@ def places(found, arm):
     ]
 
 
+@pytest.mark.release
 def test_steps_are_read_back_and_score_what_transformers_scores(python, tmp_path, asked):
     asked |= {"step": SCHEME.step, "reference": "auto"}
     found, told = {}, {}
@@ -65,6 +66,7 @@ def test_steps_are_read_back_and_score_what_transformers_scores(python, tmp_path
     assert about["kv_bytes_per_token"] == 30 * 2 * 3 * 64 * 2 and about["cache_bytes"] == {"auto": 128 * 23040}, "layers, K and V, heads"
 
 
+@pytest.mark.release
 def test_greedy_is_what_transformers_generates(python, tmp_path, asked):
     """In float32: a tie of two tokens in 16 bits falls as the order of sums does."""
     prompts = {"text": "The capital of France is", "ids": asked["windows"][0]["tokens"][:40]}
@@ -76,6 +78,7 @@ def test_greedy_is_what_transformers_generates(python, tmp_path, asked):
     assert len(found["auto/nll"]) == 63, "and the text is scored beside it"
 
 
+@pytest.mark.release
 def test_what_vllm_refuses_ends_in_one_line_and_tokens_are_its_tokenizers(python, tmp_path, asked):
     done, _ = started(python, SCRIPT, tmp_path, asked | {"step": 16, "reference": "x", "arms": {"x": {"kv": "fp3"}}})
     assert done.returncode == 1 and "Error: " in (line := done.stderr.splitlines()[-1]) and "cache_dtype" in line

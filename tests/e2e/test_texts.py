@@ -55,7 +55,7 @@ print("nll:" + json.dumps(sum(losses) / len(losses)))
 """
 
 
-@pytest.mark.parametrize("framework", ["transformers", "llama_cpp"])
+@pytest.mark.parametrize("framework", [pytest.param("transformers", marks=pytest.mark.release), "llama_cpp"])
 def test_fewer_bits_diverge_more_and_the_report_shows_it(project, framework):
     (project.folder / "test_suite.py").write_text(SUITE)
     named = () if framework == "transformers" else (f"--kv-framework={framework}", "-o", interpreter_of(framework))
