@@ -176,7 +176,7 @@ def measure(trace: Trace, window: Window | None = None) -> dict[str, float]:
             counts, lost = None, failed
         else:
             values, counts = token_gaps(trace) or ((), ())
-            lost = failed * max(0, trace.osl - 1)
+            lost = sum(max(0, trace.asked(r.index)[1] - 1) for r in trace.records if r.outcome != OK)
         for name, q in QUANTILES.items():
             found[f"{metric.name}.{name}"] = quantile(values, counts, q, lost)
     return {k: v for k, v in found.items() if v is not None and math.isfinite(v) and v > 0}

@@ -13,6 +13,7 @@ from typing import Any
 
 from .gpus import GPUS
 from .kv_size import Format, Layers, bytes_per_token
+from .lengths import shortest
 from .scenarios import ClosedLoop, Traffic
 from .spec import Arm, Gpu, Model
 
@@ -137,7 +138,7 @@ def _own_cache(model: Model, arm: Arm, scenario: Traffic, argv: Sequence[str]) -
     """Bytes of the prompt's keys and values; 0 where their precision is not known."""
     if arm.kv_dtype == "auto" and any("cache-dtype" in word or "cache-type" in word or "cache_dtype" in word for word in argv):
         return 0.0
-    return (kv_bytes_per_token(model, arm.kv_dtype) or 0.0) * scenario.isl
+    return (kv_bytes_per_token(model, arm.kv_dtype) or 0.0) * shortest(scenario.isl)
 
 
 def _most_tok_s(scenario: Traffic, token_s: float | None, by_compute: float | None) -> float | None:
@@ -149,14 +150,14 @@ def _most_tok_s(scenario: Traffic, token_s: float | None, by_compute: float | No
 
 def _bound(name: str, scenario: Traffic, card: Card, token_s: float | None, tok_s: float | None, by_compute: float | None) -> Limit | None:
     by_memory = f"weights and cache of a token, read once by {card.label}"
-    least = {"tpot_ms": 1.0, "e2e_ms": scenario.osl - 1.0}
+    least = {"tpot_ms": 1.0, "e2e_ms": shortest(scenario.osl) - 1.0}
     if name in least and token_s is not None and least[name] > 0:
         return Limit(value=1e3 * token_s * least[name], at_most=False, reason=by_memory)
-    most = {"output_tok_s": 1.0, "req_s": 1.0 / scenario.osl}
+    most = {"output_tok_s": 1.0, "req_s": 1.0 / shortest(scenario.osl)}
     if name in most and tok_s is not None:
         return Limit(value=tok_s * most[name], at_most=True, reason=f"memory and arithmetic of {card.label}")
     if name == "total_tok_s" and by_compute is not None:  # prompts that are new, so that each token of theirs is computed
         return Limit(value=by_compute, at_most=True, reason=f"arithmetic of {card.label}")
     if name == "ttft_ms" and by_compute is not None:
-        return Limit(value=1e3 * scenario.isl / by_compute, at_most=False, reason=f"a prompt's arithmetic on {card.label}")
+        return Limit(value=1e3 * shortest(scenario.isl) / by_compute, at_most=False, reason=f"a prompt's arithmetic on {card.label}")
     return None

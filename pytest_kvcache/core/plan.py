@@ -13,6 +13,7 @@ from typing import Any
 
 from .arms import kind_of
 from .gate import PAIRED, Rule
+from .lengths import longest
 from .lint import gate_problem, text_problem
 from .metrics import find_metric
 from .samples import default_margin
@@ -158,7 +159,7 @@ def _gate_spec(want: Wanted, gate: Gate, arm: str, device_margin: float, request
 def _place(s: Scenario) -> tuple[Any, ...]:
     if not isinstance(s, Traffic):
         return 0, s.n_requests, type(s).__name__, 0, str(s)
-    return s.isl, s.osl, type(s).__name__, s.concurrency if isinstance(s, ClosedLoop) else 0, str(s)
+    return longest(s.isl), longest(s.osl), type(s).__name__, s.concurrency if isinstance(s, ClosedLoop) else 0, str(s)
 
 
 def make_plan(wanted: Iterable[Wanted], margin: float, *, side_by_side: bool = False) -> tuple[Block, ...]:

@@ -57,7 +57,8 @@ class Trace:
     `itl` counts the gap per token after the first, of requests whose tokens per event are known: `{"us": [gaps in
     microseconds], "n": [tokens]}`. `arrivals` counts output tokens by the millisecond in which they came:
     `{"ms": [...], "n": [...]}` on the clock of the records. `tokens` of a text, which has no requests: a number each of every scored token
-    (`core.perplexity.Scores`): `nll`, `base_nll`, `kld`, `same` (0 or 1), `chunk`.
+    (`core.perplexity.Scores`): `nll`, `base_nll`, `kld`, `same` (0 or 1), `chunk`. `lengths` where the requests differ in theirs: `isl` and
+    `osl` asked of each by its index; `isl` and `osl` are their means then.
     """
 
     scenario: str
@@ -72,3 +73,8 @@ class Trace:
     itl: dict[str, list[Any]] = field(default_factory=dict)
     arrivals: dict[str, list[Any]] = field(default_factory=dict)
     tokens: dict[str, list[Any]] = field(default_factory=dict)
+    lengths: dict[str, list[Any]] = field(default_factory=dict)
+
+    def asked(self, index: int) -> tuple[int, int]:
+        """Input and output tokens that a request was to have."""
+        return (self.lengths["isl"][index], self.lengths["osl"][index]) if self.lengths else (self.isl, self.osl)

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
+from .lengths import Length, is_length
 from .schemes import Scheme
 from .spec import BASE, PROFILES, Arm, SpecError
 
@@ -51,18 +52,20 @@ class Scenario(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic(Scenario):
-    """Requests of exactly `isl` input and `osl` output tokens each; `requests` is the number measured in a run."""
+    """Requests of exactly `isl` input and `osl` output tokens each, or of as many as are drawn for each (`Uniform`, `LogNormal`,
+    `Empirical`); `requests` is the number measured in a run."""
 
-    isl: int
-    osl: int
+    isl: Length
+    osl: Length
     requests: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
         for name in ("isl", "osl"):
-            if not _whole(getattr(self, name)):
-                raise SpecError(f"{kind}: {name}={getattr(self, name)!r} must be a whole number of at least 1")
+            if not is_length(getattr(self, name)):
+                what = "a whole number of at least 1, or Uniform, LogNormal or Empirical"
+                raise SpecError(f"{kind}: {name}={getattr(self, name)!r} must be {what}")
         if self.requests is not None and not _whole(self.requests):
             raise SpecError(f"{kind}: requests={self.requests!r} must be a whole number of at least 1")
         Scenario.__post_init__(self)

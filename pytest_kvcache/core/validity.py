@@ -204,10 +204,11 @@ def requests_problem(trace: Trace, *, allowed_failures: int = 0) -> str | None:
             continue
         if r.input_tokens is None or r.output_tokens is None:
             return f"request {r.index}: the server reports no token counts (usage)"
-        if r.input_tokens != trace.isl:
-            return f"request {r.index}: the server counted {r.input_tokens} input tokens, {trace.isl} were sent"
-        if r.output_tokens != trace.osl:
-            return f"request {r.index}: {r.output_tokens} output tokens, {trace.osl} were asked for"
+        isl, osl = trace.asked(r.index)
+        if r.input_tokens != isl:
+            return f"request {r.index}: the server counted {r.input_tokens} input tokens, {isl} were sent"
+        if r.output_tokens != osl:
+            return f"request {r.index}: {r.output_tokens} output tokens, {osl} were asked for"
     return None
 
 

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from .lengths import drawn, spread
 from .scenarios import ClosedLoop, OpenLoop, Traffic
 from .spec import SpecError, json_hash
 
 WORKLOAD_VERSION = "words.v1"
+WARM_UP = "warm-up"  # what the name of a part begins with whose requests are not measured
 _WORD = re.compile(r"[a-z]{3,10}")
 
 
@@ -59,15 +61,19 @@ def _rng(*parts: object) -> random.Random:
 
 def make_requests(scenario: Traffic, words: tuple[str, ...], *, part: str = "measured", n: int | None = None) -> tuple[Request, ...]:
     """`n` requests (default: the scenario's own number), unique from their first words on, so that no prefix is shared:
-    neither inside a scenario nor between two on one server. `part` keeps warm-up prompts apart from measured ones.
+    neither inside a scenario nor between two on one server. `part` keeps warm-up prompts apart from measured ones; their lengths are spread
+    over all that may be drawn, so that no measured request is the first of its shape.
     """
     rng = _rng(WORKLOAD_VERSION, part, scenario, scenario.seed)
     count = scenario.n_requests if n is None else n
-    requests = []
-    for i in range(count):
-        drawn = [words[rng.randrange(len(words))] for _ in range(scenario.isl)]
-        requests.append(Request(index=i, prompt=" " + " ".join(drawn), isl=scenario.isl, osl=scenario.osl))
-    return tuple(requests)
+    isl, osl = (
+        spread(length, count) if part.startswith(WARM_UP) else drawn(length, _rng("lengths.v1", name, part, scenario, scenario.seed), count)
+        for name, length in (("isl", scenario.isl), ("osl", scenario.osl))
+    )
+    return tuple(
+        Request(index=i, prompt=" " + " ".join(words[rng.randrange(len(words))] for _ in range(isl[i])), isl=isl[i], osl=osl[i])
+        for i in range(count)
+    )
 
 
 def shortened(request: Request, words: int) -> str:

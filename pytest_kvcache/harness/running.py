@@ -16,13 +16,14 @@ from typing import Any, Protocol, Self
 
 from ..core.address import as_chat
 from ..core.framework import Framework
+from ..core.lengths import mean
 from ..core.load import Load, Seen, Target, plan_workers
 from ..core.readings import Readings
 from ..core.record import OK, RequestRecord, Trace
 from ..core.scenarios import Capacity, ClosedLoop, OpenLoop, Scenario, Traffic
 from ..core.spec import Arm, UserError
 from ..core.validity import Spoiled, load_problem
-from ..core.workload import make_requests, schedule, shortened
+from ..core.workload import WARM_UP, Request, make_requests, schedule, shortened
 from . import page
 from .asking import ask, opener
 from .capacity import sized
@@ -140,7 +141,7 @@ class RunningEngine:
                 needs = workers.replay()
                 extra = self._extra_tokens(drive)
                 self._check_counts(scenario, extra)
-                warm = drive(self._load(scenario, extra, part="warm-up", n=warm_up_requests(scenario)))
+                warm = drive(self._load(scenario, self._requests(scenario, WARM_UP, warm_up_requests(scenario)), extra, part=WARM_UP))
                 if failed := next((r for r in warm.records if r.outcome != OK), None):
                     if died := self._end_of(warm.records):
                         raise died
@@ -152,12 +153,13 @@ class RunningEngine:
             def window(part: str, n: int) -> Trace:
                 with self._explained():
                     glances.again()
-                    seen, load = self._window(drive, self._load(scenario, extra, part=part, n=n), glances)
-                seen = replace(seen, records=self._with_counts(scenario, seen.records))
+                    requests = self._requests(scenario, part, n)
+                    seen, load = self._window(drive, self._load(scenario, requests, extra, part=part), glances)
+                seen = replace(seen, records=self._with_counts(requests, seen.records))
                 told = load | {"client": seen.client | client, "extra_tokens": extra}
                 return Trace(
-                    scenario=str(scenario), arm=self.arm.name, run=self.run, workload=self.workload(scenario), isl=scenario.isl,
-                    osl=scenario.osl, concurrency=_streams(scenario), records=seen.records, load=told, itl=seen.itl, arrivals=seen.arrivals,
+                    scenario=str(scenario), arm=self.arm.name, run=self.run, workload=self.workload(scenario), records=seen.records,
+                    concurrency=_streams(scenario), load=told, itl=seen.itl, arrivals=seen.arrivals, **_asked_for(requests),
                 )  # fmt: skip
 
             yield window
@@ -175,13 +177,14 @@ class RunningEngine:
                 self.times[str(scenario)] += 1
                 with self._explained():
                     short = self._short(scenario, self._extra) if counted else ""
-                    load = self._load(scenario, self._extra, part=part)
+                    requests = self._requests(scenario, part)
+                    load = self._load(scenario, requests, self._extra, part=part)
                     before = self._readings()
                     seen = drive(load)
                     if died := self._end_of(seen.records):
                         raise died
                 told = page.told(before, self._readings())
-                return Asked(records=self._with_counts(scenario, seen.records), load={"asked": len(load.bodies)} | told, short=short)
+                return Asked(records=self._with_counts(requests, seen.records), load={"asked": len(load.bodies)} | told, short=short)
 
             yield sent
 
@@ -248,15 +251,19 @@ class RunningEngine:
             raise died
         return seen, watch.seen | {"asked": len(load.bodies)} | page.told(before, self._readings())
 
-    def _load(self, scenario: Traffic, extra: int, *, part: str = "measured", n: int | None = None) -> Load:
-        """The requests of a scenario as bytes, each `extra` words shorter: the server adds that many tokens itself."""
-        if (times := self.times[str(scenario)]) > 1:
-            part = f"{part} {times}"
-        requests = make_requests(scenario, self.words, part=part + self.salt, n=n)
+    def _part(self, scenario: Traffic, part: str) -> str:
+        """The name of a part, another one each time that the scenario is measured here."""
+        return f"{part} {times}" if (times := self.times[str(scenario)]) > 1 else part
+
+    def _requests(self, scenario: Traffic, part: str, n: int | None = None) -> tuple[Request, ...]:
+        return make_requests(scenario, self.words, part=self._part(scenario, part) + self.salt, n=n)
+
+    def _load(self, scenario: Traffic, requests: Sequence[Request], extra: int, *, part: str) -> Load:
+        """Requests as bytes, each `extra` words shorter: the server adds that many tokens itself."""
         bodies = (json.dumps(self._body(shortened(r, extra), r.osl), ensure_ascii=False).encode() for r in requests)
+        due = schedule(scenario, part=self._part(scenario, part), n=len(requests)) if isinstance(scenario, OpenLoop) else None
         return Load(
-            bodies=tuple(bodies), osl=tuple(r.osl for r in requests),
-            concurrency=_streams(scenario), due_s=schedule(scenario, part=part, n=n) if isinstance(scenario, OpenLoop) else None,
+            bodies=tuple(bodies), osl=tuple(r.osl for r in requests), concurrency=_streams(scenario), due_s=due,
             textless=self.textless, by_length=not self.framework.streams_usage, secrets=self.secrets,
         )  # fmt: skip
 
@@ -271,32 +278,33 @@ class RunningEngine:
         """How many tokens the server adds to every prompt (a BOS, say), by its own count of a prompt of known length."""
         shape = ClosedLoop(isl=CALIBRATION_WORDS, osl=2, concurrency=1, requests=1)
         if not self.framework.streams_usage:
-            return max(0, self._counted(shape, 0)[0] - CALIBRATION_WORDS)
-        (record,) = drive(self._load(shape, 0, part="calibration")).records
+            return max(0, self._counted(self._requests(shape, "counted", 1)[0], 0)[0] - CALIBRATION_WORDS)
+        (record,) = drive(self._load(shape, self._requests(shape, "calibration"), 0, part="calibration")).records
         return max(0, (record.input_tokens or CALIBRATION_WORDS) - CALIBRATION_WORDS)
 
-    def _counted(self, scenario: Traffic, extra: int) -> tuple[int, int]:
-        """Input and output tokens of one request of a scenario's shape, by a plain answer."""
-        (request,) = make_requests(scenario, self.words, part="counted" + self.salt, n=1)
+    def _counted(self, request: Request, extra: int) -> tuple[int, int]:
+        """Input and output tokens of one request, by a plain answer."""
         body = self._body(shortened(request, extra), request.osl)
         return plain_counts(self._reached(), body, COUNTED_S, self.secrets)
 
     def _check_counts(self, scenario: Traffic, extra: int) -> None:
-        """Where streams tell no counts: that requests of this shape come out as long as they are asked for. UserError when not."""
+        """Where streams tell no counts: that requests of this shape, the longest of it, come out as long as they are asked for. UserError
+        when not."""
         if self.framework.streams_usage:
             return
-        asked, told = (scenario.isl, scenario.osl), self._counted(scenario, extra)
-        if told[0] != asked[0] or not asked[1] <= told[1] <= asked[1] + HALF_A_CHARACTER:
+        (request,) = make_requests(scenario, self.words, part=f"{WARM_UP} counted{self.salt}", n=1)
+        told = self._counted(request, extra)
+        if told[0] != request.isl or not request.osl <= told[1] <= request.osl + HALF_A_CHARACTER:
             raise UserError(
-                f"{scenario}: the server made {told[0]} input and {told[1]} output tokens of a request for {asked[0]} and {asked[1]}"
-                + (": is its context too short?" if told[1] < asked[1] else "")
+                f"{scenario}: the server made {told[0]} input and {told[1]} output tokens of a request for {request.isl} and {request.osl}"
+                + (": is its context too short?" if told[1] < request.osl else "")
             )
 
-    def _with_counts(self, scenario: Traffic, records: tuple[RequestRecord, ...]) -> tuple[RequestRecord, ...]:
+    def _with_counts(self, requests: Sequence[Request], records: tuple[RequestRecord, ...]) -> tuple[RequestRecord, ...]:
         """Where streams tell no counts, prompts are as long as the one that was counted."""
         if self.framework.streams_usage:
             return records
-        return tuple(replace(r, input_tokens=r.input_tokens or scenario.isl) if r.outcome == OK else r for r in records)
+        return tuple(replace(r, input_tokens=r.input_tokens or requests[r.index].isl) if r.outcome == OK else r for r in records)
 
     def _readings(self) -> Readings:
         return page.read(self.server.base_url, self.framework, self.target)
@@ -334,6 +342,13 @@ class _Glances:
         self._problems = self._problems + 1 if problem else 0
         if problem and self._problems > 1:
             raise Spoiled(problem, seen)
+
+
+def _asked_for(requests: Sequence[Request]) -> dict[str, Any]:
+    """The lengths of a trace's requests: one, or of each its own beside the means."""
+    each = {"isl": [r.isl for r in requests], "osl": [r.osl for r in requests]}
+    means = {name: mean(lengths) for name, lengths in each.items()}
+    return means if all(len(set(lengths)) == 1 for lengths in each.values()) else means | {"lengths": each}
 
 
 def _streams(scenario: Traffic) -> int | None:

@@ -56,6 +56,9 @@ COLUMNS = {
     "tokens_same": "1 where both had the same likeliest token",
     "tokens_chunk": "the window of the text that the token lies in",
     "tokens_trace": "row of `traces` of the scored token",
+    "lengths_isl": "input tokens asked of a request, by its index, where requests differ in length",
+    "lengths_osl": "output tokens asked of it",
+    "lengths_trace": "row of `traces` of that request",
     "about": "JSON in bytes: `traces` has what else is known of each, `blocks` the block of each, `texts` what the codes stand for",
 }
 _I8, _F8 = np.dtype("<i8"), np.dtype("<f8")
@@ -64,6 +67,7 @@ GROUPS: dict[str, dict[str, np.dtype[Any]]] = {
     "itl": {"us": _I8, "n": _F8},
     "arrivals": {"ms": _I8, "n": _F8},
     "tokens": {"nll": _F8, "base_nll": _F8, "kld": _F8, "same": np.dtype("u1"), "chunk": np.dtype("<i4")},
+    "lengths": {"isl": np.dtype("<i4"), "osl": np.dtype("<i4")},
 }
 FAST = 1  # measured times are noise to a compressor: more effort takes three times as long and saves nothing
 _LENGTHS = ("requests", *GROUPS)

@@ -245,3 +245,32 @@ def test_an_unknown_name_is_told_the_frameworks_of_others_too(project, somebody_
     result = project.run(*somebody_elses, "--kv-framework=no_such")
     assert result.code == 4
     assert "--kv-framework=no_such: no such framework." in result.out and "my_engine" in result.out.partition("Known: ")[2]
+
+
+MIXED = """
+import pytest
+from pytest_kvcache import LogNormal, OpenLoop, Uniform
+
+LOAD = OpenLoop(isl=LogNormal(median=60, sigma=0.8, high=300), osl=Uniform(low=4, high=24), rate=40, requests=40, profile="smoke")
+
+@pytest.mark.kv_gates("output_tok_s", "ttft_ms.p50")
+@pytest.mark.parametrize("kv_scenario", [LOAD], ids=str)
+def test_mixed(kv_result, kv_gate):
+    kv_gate(kv_result)
+"""
+
+
+@pytest.mark.parametrize("framework", ["sglang", "tgi"])
+def test_requests_of_mixed_lengths_are_counted_each_and_judged_again_from_their_file(project, framework):
+    import numpy as np
+
+    (project.folder / "test_mixed.py").write_text(MIXED)
+    result = run(project, framework, "-k", "mixed")
+    (found,) = [m for m in next(iter(result.run["blocks"].values()))["measurements"]]
+    assert found["valid"], found["invalid"]
+    stored = np.load(project.folder / f"report{project.calls}" / "records.npz")
+    order = np.argsort(stored["index"])
+    assert stored["input_tokens"][order].tolist() == stored["lengths_isl"].tolist() and len(set(stored["lengths_isl"])) > 20
+    assert stored["output_tokens"][order].tolist() == stored["lengths_osl"].tolist() and set(stored["lengths_osl"]) <= set(range(4, 25))
+    again = project.run(f"--kv-replay={project.folder / f'report{project.calls}'}")
+    assert again.verdicts == result.verdicts and again.code == result.code == 0, again.out
