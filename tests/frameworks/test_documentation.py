@@ -3,6 +3,8 @@
 from pathlib import Path
 
 from pytest_kvcache import frameworks
+from pytest_kvcache.core.checkpoints import FORMATS
+from pytest_kvcache.core.flags import COMMON
 from pytest_kvcache.core.readings import READINGS
 from pytest_kvcache.core.spec import Arm
 
@@ -30,6 +32,11 @@ def table():
     yield "|---" * (len(ORDER) + 1) + "|"
     for name in settings():
         yield f"| `{name}` | " + " | ".join(cell(a.flags, name) for a in adapters) + " |"
+    weights = [", ".join(f"`{q}`" for q in [*a.quantizations, *(FORMATS if a.checkpoints else ())]) or "-" for a in adapters]
+    yield "| weights of fewer bits, served | " + " | ".join(weights) + " |"
+    for what, has in (("KV precisions", "kv"), ("weights made at load", "weights")):
+        scored = [", ".join(f"`{k}`" for k in COMMON if a.probe and k in getattr(a.probe, has)) or "-" for a in adapters]
+        yield f"| texts scored with {what} | " + " | ".join(scored) + " |"
     for name in READINGS:
         yield f"| reads `{name}` | " + " | ".join("yes" if name in a.readings else "-" for a in adapters) + " |"
 
