@@ -17,7 +17,7 @@ from .lengths import longest
 from .lint import gate_problem, text_problem
 from .metrics import find_metric
 from .samples import default_margin
-from .scenarios import Capacity, ClosedLoop, Scenario, Text, Traffic
+from .scenarios import Capacity, ClosedLoop, OpenLoop, Scenario, Text, Traffic
 from .spec import OTHER, Arm, Gate, SpecError
 
 
@@ -222,9 +222,17 @@ def cost(block: Block, runs: tuple[int, int], kind: str) -> Cost:
     if block.text:
         text_s = sum(_text_s(t.scenario, kind) for t in block.tasks if isinstance(t.scenario, Text))
         return Cost(runs=runs, starts=(0, 0), seconds=(runs[0] * text_s, runs[1] * text_s))
-    one = len(block.arms) * (START_S[kind] + SCENARIO_S[kind] * len(block.tasks) * (2 if block.together else 1))
+    loads = sum(_load_s(t.scenario, kind) for t in block.tasks)
+    one = len(block.arms) * (START_S[kind] + loads * (2 if block.together else 1))
     starts = (runs[0] * len(block.arms), runs[1] * len(block.arms))
     return Cost(runs=runs, starts=starts, seconds=(runs[0] * one, runs[1] * one))
+
+
+def _load_s(scenario: Scenario, kind: str) -> float:
+    """Seconds of a load on a server that answers; an open loop takes as long as its schedule."""
+    if isinstance(scenario, OpenLoop):
+        return scenario.n_requests / scenario.rate + SCENARIO_S[kind]
+    return SCENARIO_S[kind]
 
 
 def _text_s(text: Text, kind: str) -> float:

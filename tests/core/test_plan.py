@@ -3,7 +3,7 @@
 import pytest
 
 from pytest_kvcache.core.plan import Wanted, cost, gate_specs, make_plan
-from pytest_kvcache.core.scenarios import ClosedLoop, Text
+from pytest_kvcache.core.scenarios import ClosedLoop, OpenLoop, Text
 from pytest_kvcache.core.spec import Arm, Gate, SpecError
 
 
@@ -68,3 +68,10 @@ def test_a_text_is_planned_for_about_what_it_took(windows, arms, tasks, measured
     (block,) = make_plan([Wanted(framework="vllm", model="m", family="p", scenario=text, gates=gates)], 0.05)
     low, high = cost(block, (1, 1), "gpu").seconds
     assert low == high == pytest.approx(measured_s, rel=0.35)
+
+
+@pytest.mark.parametrize(("rate", "requests"), [(0.5, 40), (8, 1000)])
+def test_an_open_loop_takes_as_long_as_its_schedule(rate, requests):
+    load = OpenLoop(isl=8, osl=4, rate=rate, requests=requests)
+    (block,) = make_plan([Wanted(framework="f", model="m", family="p", scenario=load, gates=(Gate("ttft_ms.p50"),))], 0.05)
+    assert requests / rate < cost(block, (1, 1), "cpu").seconds[0] < requests / rate + 60

@@ -1,6 +1,7 @@
 """Authors can measure by hand, observe verdicts, and bring their own runs; each through a public name."""
 
 import json
+import os
 
 import pytest
 
@@ -86,3 +87,20 @@ def test_a_device_named_in_a_clone_runs_the_suites_only():
     collected = [line for line in done.stdout.splitlines() if "::" in line]
     assert collected
     assert all(line.startswith("suites/") for line in collected), collected
+
+
+@pytest.mark.parametrize(("model", "arms"), [
+    ("qwen3-4b-2507", "fp16+wfp8,quantization=fp8+w8a8,quantization=w8a8+awq,quantization=awq+gptq,quantization=gptq"),
+    ("granite-3.3-8b", "fp16+wfp8,quantization=fp8"),
+    ("qwen3-4b-2507:dummy", None),
+])  # fmt: skip
+def test_the_suites_ask_for_the_weights_that_the_catalogue_names(model, arms):
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    command = [sys.executable, "-m", "pytest", "suites/test_quantization.py", "-p", "no:cacheprovider", "--collect-only", "-k", "weight_precision"]
+    asked = ["--kv-gpu=h100", "--kv-framework=vllm", f"--kv-model={model}", "--kv-profile=full"]
+    done = subprocess.run([*command, *asked], cwd=Path(__file__).parents[2], capture_output=True, text=True, env=os.environ | {"COLUMNS": "400"})
+    planned = [line.partition("/text:")[2].partition(":")[0] for line in done.stdout.splitlines() if line.startswith("kv:   ")]
+    assert planned == ([arms] if arms else []), done.stdout + done.stderr
