@@ -99,8 +99,20 @@ def test_the_suites_ask_for_the_weights_that_the_catalogue_names(model, arms):
     import sys
     from pathlib import Path
 
-    command = [sys.executable, "-m", "pytest", "suites/test_quantization.py", "-p", "no:cacheprovider", "--collect-only", "-k", "weight_precision"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "suites/test_quantization.py",
+        "-p",
+        "no:cacheprovider",
+        "--collect-only",
+        "-k",
+        "weight_precision",
+    ]
     asked = ["--kv-gpu=h100", "--kv-framework=vllm", f"--kv-model={model}", "--kv-profile=full"]
-    done = subprocess.run([*command, *asked], cwd=Path(__file__).parents[2], capture_output=True, text=True, env=os.environ | {"COLUMNS": "400"})
+    done = subprocess.run(
+        [*command, *asked], cwd=Path(__file__).parents[2], capture_output=True, text=True, env=os.environ | {"COLUMNS": "400"}
+    )
     planned = [line.partition("/text:")[2].partition(":")[0] for line in done.stdout.splitlines() if line.startswith("kv:   ")]
     assert planned == ([arms] if arms else []), done.stdout + done.stderr
