@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 import random
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
+from .arrivals import Arrivals, due
 from .lengths import drawn, spread
 from .scenarios import ClosedLoop, OpenLoop, Traffic
 from .spec import SpecError, json_hash
@@ -86,12 +85,8 @@ def shortened(request: Request, words: int) -> str:
 def schedule(scenario: OpenLoop, *, part: str = "measured", n: int | None = None) -> tuple[float, ...]:
     """When each request of an open loop is due, in seconds after the start: fixed by the scenario and its seed."""
     rng = _rng("schedule.v1", part, scenario, scenario.seed)
-    gap: Callable[[], float] = {
-        "poisson": lambda: rng.expovariate(scenario.rate),
-        "constant": lambda: 1 / scenario.rate,
-        "gamma": lambda: rng.gammavariate(scenario.burstiness, 1 / (scenario.burstiness * scenario.rate)),
-    }[scenario.arrivals]
-    return tuple(accumulate(gap() for _ in range(scenario.n_requests if n is None else n)))
+    arrivals = Arrivals(kind=scenario.arrivals, rate=scenario.rate, burstiness=scenario.burstiness)
+    return due(arrivals, rng, scenario.n_requests if n is None else n)
 
 
 def workload_hash(requests: tuple[Request, ...], scenario: Traffic) -> str:
