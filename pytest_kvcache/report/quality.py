@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from . import trade
@@ -29,13 +30,14 @@ def _view(run: Plain, block: str, text: Scored, index: int) -> Plain:
             gates.setdefault((v["arm"], v["metric"]), []).append(v)
     load, gains = _beside(run["verdicts"], block, [row.name for row in text.arms])
     loads = {metric: name for metric, name in LOADS.items() if any(m == metric for _, m in gains)}
-    reference = next((row for row in text.arms if row.reference), None)
     held = _held(run["blocks"], block, [row.name for row in text.arms])
+    text = _sized(text, held)
+    reference = next((row for row in text.arms if row.reference), None)
     return {
         "engine": engine_of(block), "scenario": text.scenario, "about": _about(text), "note": text.note, "columns": FIGURES,
         "load": load, "loads": loads, "held": bool(held),
         "arms": [
-            _row(row, gates, reference) | {"loads": [gains.get((row.name, m), NONE) for m in loads], "held": held.get(row.name, NONE)}
+            _row(row, gates, reference) | {"loads": [gains.get((row.name, m), NONE) for m in loads], "held": number(held.get(row.name, {}).get("kv_tokens"))}
             for row in text.arms
         ],
         "controls": [_row(row, {}, None) | {"loads": [NONE] * len(loads), "held": NONE} for row in text.controls.values()],
@@ -124,14 +126,24 @@ def _beside(verdicts: Sequence[Plain], block: str, arms: Sequence[str]) -> tuple
     return best, loads.get(best, {})
 
 
-def _held(blocks: Mapping[str, Plain], block: str, arms: Sequence[str]) -> dict[str, str]:
-    """How many tokens the servers of the same engine hold in arms of the same names, by the capacity scenario that knows most of them."""
-    found: dict[str, dict[str, str]] = {}
+def _held(blocks: Mapping[str, Plain], block: str, arms: Sequence[str]) -> dict[str, Plain]:
+    """The figures of what servers of the same engine hold in arms of the same names, by the capacity scenario that knows most of them."""
+    found: dict[str, dict[str, Plain]] = {}
     for name, what in blocks.items():
         for m in what["measurements"] if engine_of(name) == engine_of(block) else ():
             if m["arm"] in arms and m["valid"] and finite(m["metrics"].get("kv_tokens")) is not None:
-                found.setdefault(m["scenario"], {})[m["arm"]] = number(m["metrics"]["kv_tokens"])
+                found.setdefault(m["scenario"], {})[m["arm"]] = m["metrics"]
     return max(found.values(), key=len, default={})
+
+
+def _sized(text: Scored, held: Mapping[str, Plain]) -> Scored:
+    """With the bytes of a token that its server tells, where the text's own cache does not tell them."""
+
+    def size_of(row: Row) -> float | None:
+        told = finite(held.get(row.name, {}).get("kv_bytes_per_token"))
+        return row.bytes_per_token or (told if told and told > 0 else None)
+
+    return replace(text, arms=tuple(replace(row, bytes_per_token=size_of(row)) for row in text.arms))
 
 
 def _picture(ident: str, text: Scored, gates: Gates) -> Plain:

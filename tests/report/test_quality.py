@@ -202,6 +202,25 @@ def test_what_servers_of_the_same_engine_hold_stands_in_the_same_row() -> None:
     check(run)
 
 
+def test_bytes_that_a_text_does_not_know_are_those_that_the_server_tells() -> None:
+    run = make_run()
+    for m in run["blocks"][BLOCK]["measurements"]:
+        if m["arm"] != "fp8":
+            m["load"]["cache_bytes"] = None
+    sizes = {"fp16": 23040.0, "fp8": 1.0, "int8": 12247.0}
+    held = [
+        make_text(arm, scenario="capacity-isl448-osl16", metrics={"kv_tokens": 512.0, "kv_bytes_per_token": size})
+        for arm, size in sizes.items()
+    ]
+    for one in held:
+        del one["bounds"], one["load"]["scheme"]
+    run["blocks"][BLOCK.replace("text:", "capacity:")] = run["blocks"][BLOCK] | {"measurements": held}
+    found = rows(run)
+    assert found["int8"][-4:] == [f"12{THIN}247", "1.88×", f"87{THIN}673", "512"]
+    assert found["fp8"][-4] == f"11{THIN}520" and found["int4"][-4:] == [NONE] * 4, "its own are its own"
+    check(run)
+
+
 def test_an_arm_that_does_not_count_says_why_and_has_no_place_in_the_picture() -> None:
     bad = make_text("int4", valid=False, invalid="the probe does not see the cache\nmore", metrics={}, bounds={})
     run = make_run([make_text("fp16"), make_text("int8"), bad])
