@@ -37,7 +37,8 @@ def _view(run: Plain, block: str, text: Scored, index: int) -> Plain:
         "engine": engine_of(block), "scenario": text.scenario, "about": _about(text), "note": text.note, "columns": FIGURES,
         "load": load, "loads": loads, "held": bool(held),
         "arms": [
-            _row(row, gates, reference) | {"loads": [gains.get((row.name, m), NONE) for m in loads], "held": number(held.get(row.name, {}).get("kv_tokens"))}
+            _row(row, gates, reference)
+            | {"loads": [gains.get((row.name, m), NONE) for m in loads], "held": number(held.get(row.name, {}).get("kv_tokens"))}
             for row in text.arms
         ],
         "controls": [_row(row, {}, None) | {"loads": [NONE] * len(loads), "held": NONE} for row in text.controls.values()],
