@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from .lengths import mean
 from .record import RequestRecord, Trace
 
 SHOWN_FOREIGN = 5
@@ -31,8 +32,17 @@ def stitched(windows: Sequence[Trace]) -> Trace:
     return dataclasses.replace(
         windows[0], records=tuple(records), itl=_counted((w.itl for w in windows), "us"),
         arrivals={"ms": list(arrivals), "n": list(arrivals.values())} if arrivals else {},
-        load=_load([w.load for w in windows]) | {"turns": turns},
+        load=_load([w.load for w in windows]) | {"turns": turns}, **_lengths(windows),
     )  # fmt: skip
+
+
+def _lengths(windows: Sequence[Trace]) -> dict[str, Any]:
+    """What was asked of each request, by its new index: the windows may differ in theirs though each has one length for all."""
+    asked = [w.asked(r.index) for w in windows for r in w.records]
+    if len(set(asked)) < 2:
+        return {}
+    isl, osl = (list(column) for column in zip(*asked, strict=True))
+    return {"isl": mean(isl), "osl": mean(osl), "lengths": {"isl": isl, "osl": osl}}
 
 
 def windows_of(trace: Trace) -> list[Trace]:

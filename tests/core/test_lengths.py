@@ -12,6 +12,7 @@ from pytest_kvcache.core.metrics import measure
 from pytest_kvcache.core.record import RequestRecord, Trace
 from pytest_kvcache.core.scenarios import ClosedLoop, OpenLoop
 from pytest_kvcache.core.spec import SpecError
+from pytest_kvcache.core.stitched import stitched, windows_of
 from pytest_kvcache.core.validity import requests_problem
 from pytest_kvcache.core.workload import WARM_UP, make_requests, workload_hash
 
@@ -104,6 +105,27 @@ def test_each_request_is_held_against_its_own_lengths():
     assert requests_problem(mixed(record(0, 10, 4), record(1, 30, 8))) is None
     assert requests_problem(mixed(record(0, 20, 4))) == "request 0: the server counted 20 input tokens, 10 were sent"
     assert requests_problem(mixed(record(1, 30, 6))) == "request 1: 6 output tokens, 8 were asked for"
+
+
+def test_windows_laid_end_to_end_keep_what_each_request_was_asked_for():
+    first, second = (
+        mixed(record(0, 10, 4), record(1, 30, 8)),
+        Trace(
+            scenario="s",
+            arm="base",
+            run=1,
+            workload="w",
+            isl=12,
+            osl=5,
+            records=(record(0, 12, 5), record(1, 12, 5)),
+            itl={"us": [5000], "n": [30]},
+        ),
+    )
+    whole = stitched([first, second, first])
+    assert requests_problem(whole) is None and whole.lengths == {"isl": [10, 30, 12, 12, 10, 30], "osl": [4, 8, 5, 5, 4, 8]}
+    assert requests_problem(stitched([first, second, mixed(record(0, 10, 4), record(1, 12, 8))])) is not None
+    assert stitched([second, second]).lengths == {}
+    assert all(requests_problem(w) is None for w in windows_of(whole))
 
 
 @pytest.mark.parametrize(("index", "known"), [(0, True), (1, False)], ids=["3 gaps lost of 33", "7 of 37"])
