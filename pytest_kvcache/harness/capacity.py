@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .running import Ask, Asked, RunningEngine
 
 DRAIN_S = 5.0  # how long a server may take to say that nothing runs any more
+REST_S = 1.0  # and, of the one request that came before, to give back what that took
 REFUSAL_S = 60.0  # a request that cannot fit is refused at once; what says nothing for so long hangs
 SHORT = 8  # output tokens of the longest request: the rest is its prompt
 
@@ -34,7 +35,7 @@ def sized(engine: RunningEngine, scenario: Capacity) -> Trace:
     told, not_told = _told(engine, scenario)
     told["not_told"] = not_told
     with engine.asked() as ask:
-        before = engine.readings()
+        before = _at_rest(engine)
         block, tokens = told.get("block_size", 1), told.get("kv_tokens")
         batch, load = _batch(engine, scenario, ask, told, block)
         if why := _above(engine, scenario, ask, told, block):
@@ -141,6 +142,18 @@ def _beyond(engine: RunningEngine, scenario: ClosedLoop) -> dict[str, Any]:
 def _short(record: RequestRecord, osl: int) -> str:
     told = record.output_tokens
     return f"{told} of {osl} output tokens came" if record.outcome == OK and told is not None and told < osl else ""
+
+
+def _at_rest(engine: RunningEngine) -> Readings:
+    """The page before anything is asked: the least of the cache in use for a moment. What the request before still holds just now would
+    hide a leak as large."""
+    least, until = engine.readings(), time.monotonic() + REST_S
+    while least.values.get("kv_usage") and time.monotonic() < until:
+        time.sleep(0.1)
+        now = engine.readings()
+        if (used := now.values.get("kv_usage")) is not None and used <= (least.values["kv_usage"] or 0.0):
+            least = now
+    return least
 
 
 def _drained(engine: RunningEngine, before: Readings, told: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_kvcache.core.framework import Framework
-from pytest_kvcache.core.readings import READINGS, Series
+from pytest_kvcache.core.readings import READINGS, Readings, Series
 from pytest_kvcache.core.scenarios import Capacity
 from pytest_kvcache.core.spec import Arm, Model, UserError
 from pytest_kvcache.core.validity import trace_problem
@@ -192,6 +192,21 @@ def test_without_a_fill_one_request_is_sent_and_no_more_than_the_arm_serves():
 def test_a_pool_that_is_not_the_one_asked_for_is_named():
     trace, _ = measured(Pool(), arm=Arm(name="fp16", kv_gib=1))
     assert "kv_gib=1 was not applied: the server's KV cache takes 0.02146 GiB" in trace_problem(trace)[0]
+
+
+@pytest.mark.parametrize(("shares", "least"), [
+    ([0.0], 0.0), ([0.04, 0.04, 0.0], 0.0), ([0.04, 0.02, 0.06, 0.02], 0.02), ([0.04, None, 0.0], 0.0), ([None], None),
+])  # fmt: skip
+def test_what_the_request_before_still_holds_is_no_measure_of_a_leak(shares, least, monkeypatch):
+    def share(used):
+        return {} if used is None else {"kv_usage": used}
+
+    left = list(shares)
+    clock = iter(range(100))
+    monkeypatch.setattr(capacity.time, "monotonic", lambda: next(clock) / 5)
+    monkeypatch.setattr(capacity.time, "sleep", lambda s: None)
+    page = SimpleNamespace(readings=lambda: Readings(values=share(left.pop(0) if len(left) > 1 else left[0])))
+    assert capacity._at_rest(page).values.get("kv_usage") == least
 
 
 def test_measured_again_it_sends_other_prompts(monkeypatch):
