@@ -4,10 +4,12 @@ import pytest
 
 from pytest_kvcache import Gate, LogNormal, OpenLoop, Uniform
 
-# Short chats with a few long ones among them. On two cores the embedded default answers about two such a second.
-CHATS = {"isl": LogNormal(median=96, sigma=0.8, high=512), "osl": Uniform(low=8, high=32)}
+# Short chats with a few long ones among them; a chat template may take forty tokens of the shortest.
+# On two cores the embedded default answers about two such a second.
+CHATS = {"isl": LogNormal(median=96, sigma=0.8, low=48, high=512), "osl": Uniform(low=8, high=32)}
 # As many tokens as conversations have; a thousand requests, as a P99 at a margin of 20 % needs.
-LONG_CHATS = {"isl": LogNormal(median=512, sigma=1.0, high=8192), "osl": LogNormal(median=128, sigma=0.8, high=1024), "requests": 1000}
+LONG_PROMPTS, LONG_ANSWERS = LogNormal(median=512, sigma=1.0, low=64, high=8192), LogNormal(median=128, sigma=0.8, high=1024)
+LONG_CHATS = {"isl": LONG_PROMPTS, "osl": LONG_ANSWERS, "requests": 1000}
 BURSTS = {"arrivals": "gamma", "burstiness": 0.25}  # a coefficient of variation of 2
 CPU = [
     OpenLoop(**CHATS, rate=0.5, requests=20, device="cpu", profile="smoke"),

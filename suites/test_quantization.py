@@ -54,7 +54,7 @@ def in_turns(arm, **shape):
     return pytest.param(arm.name, load, marks=pytest.mark.kv_gates(*gates), id=f"{arm.name}-{load}")
 
 
-ON_TWO_CORES = {"isl": 512, "osl": 64, "concurrency": 1, "device": "cpu", "profile": "full"}
+ON_TWO_CORES = {"isl": 256, "osl": 32, "concurrency": 1, "device": "cpu", "profile": "full"}
 ON_A_CARD = {"isl": 2048, "osl": 128, "concurrency": 64, "device": "gpu"}
 LOADS = [
     *(in_turns(arm, **ON_TWO_CORES) for arm in CACHES.values()),

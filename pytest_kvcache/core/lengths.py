@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .spec import SpecError
+from .spec import SpecError, json_hash
 
 if TYPE_CHECKING:
     import random
@@ -63,7 +63,7 @@ class LogNormal:
 
 @dataclass(frozen=True, kw_only=True)
 class Empirical:
-    """Each of `values` (tokens) is as likely: lengths that were seen. `name` stands for them in ids; the values are identity, too."""
+    """Each of `values` (tokens) is as likely: lengths that were seen. `name` and a hash of the values stand for them in ids."""
 
     name: str
     values: tuple[int, ...]
@@ -79,7 +79,7 @@ class Empirical:
         return self.values[min(len(self.values) - 1, int(p * len(self.values)))]
 
     def __str__(self) -> str:
-        return self.name
+        return f"{self.name}.{json_hash(self.values)[:6]}"
 
 
 Length = int | Uniform | LogNormal | Empirical

@@ -169,6 +169,8 @@ class Text(Scenario):
         Scenario.__post_init__(self)
         if not _whole(self.windows):
             raise SpecError(f"Text: windows={self.windows!r} must be a whole number of at least 1")
+        if self.tasks and not self.answer_tokens:
+            raise SpecError(f"Text: tasks={self.tasks!r} are done beside the answers; leave answer_tokens above 0")
         if self.reference not in (a.name for a in self.arms):
             raise SpecError(f"Text: reference={self.reference!r} is none of its arms {[a.name for a in self.arms]}")
 

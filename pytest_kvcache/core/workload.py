@@ -58,17 +58,23 @@ def _rng(*parts: object) -> random.Random:
     return random.Random(hashlib.sha256("|".join(map(str, parts)).encode()).digest())
 
 
-def make_requests(scenario: Traffic, words: tuple[str, ...], *, part: str = "measured", n: int | None = None) -> tuple[Request, ...]:
+def make_requests(
+    scenario: Traffic, words: tuple[str, ...], *, part: str = "measured", salt: str = "", n: int | None = None
+) -> tuple[Request, ...]:
     """`n` requests (default: the scenario's own number), unique from their first words on, so that no prefix is shared:
-    neither inside a scenario nor between two on one server. `part` keeps warm-up prompts apart from measured ones; their lengths are spread
-    over all that may be drawn, so that no measured request is the first of its shape.
+    neither inside a scenario nor between two on one server. `part` keeps warm-up prompts apart from measured ones, `salt` those of one
+    time from those of another, which have the same lengths.
+
+    The lengths of a warm-up are spread over all that may be drawn, so that no measured request is the first of its shape: the longest
+    prompt first, with the shortest answer, since no context need hold the longest of both.
     """
-    rng = _rng(WORKLOAD_VERSION, part, scenario, scenario.seed)
+    rng = _rng(WORKLOAD_VERSION, part + salt, scenario, scenario.seed)
     count = scenario.n_requests if n is None else n
-    isl, osl = (
-        spread(length, count) if part.startswith(WARM_UP) else drawn(length, _rng("lengths.v1", name, part, scenario, scenario.seed), count)
-        for name, length in (("isl", scenario.isl), ("osl", scenario.osl))
-    )
+    if part.startswith(WARM_UP):
+        isl, osl = spread(scenario.isl, count), spread(scenario.osl, count)[::-1]
+    else:
+        sizes = (("isl", scenario.isl), ("osl", scenario.osl))
+        isl, osl = (drawn(length, _rng("lengths.v1", name, part, scenario, scenario.seed), count) for name, length in sizes)
     return tuple(
         Request(index=i, prompt=" " + " ".join(words[rng.randrange(len(words))] for _ in range(isl[i])), isl=isl[i], osl=osl[i])
         for i in range(count)

@@ -140,6 +140,13 @@ class EngineRunner:
             self._checkpoints[named] = weights.quantised(named, self.spec.model, self.weights, self.spec.framework, self.spec.python)
         return self._checkpoints[named] if named else self.weights
 
+    def _identity(self, arm: Arm) -> str:
+        """Of an arm's weights; a checkpoint that cannot be had is that arm's fault alone, which its start says."""
+        try:
+            return self._weights(arm).identity["weights"]
+        except UserError:
+            return "not there"
+
     def launch(self, arm: Arm) -> Launch:
         port, serve_args = split_port(self.spec.serve_args)
         served, arm = self._weights(arm), as_served(self.spec.framework, self.spec.model, arm)
@@ -175,7 +182,7 @@ class EngineRunner:
         )
         asked = {f"arm:{a.name}": json_hash(a.asked()) for a in arms if a.asked()}
         parallel = {"tp": self.spec.tp} if self.spec.tp > 1 else {}
-        others = {f"arm:{a.name}:weights": its.identity["weights"] for a in arms if (its := self._weights(a)) is not self.weights}
+        others = {f"arm:{a.name}:weights": its for a in arms if (its := self._identity(a)) != self.weights.identity["weights"]}
         found["identity"] |= {**self.weights.identity, **parallel, **asked, **others}
         return found
 

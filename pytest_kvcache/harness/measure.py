@@ -244,11 +244,9 @@ class BlockMeter:
 
 
 def _nothing(scenario: Scenario, arm: Arm, run: int) -> dict[str, Any]:
-    """The fields of a trace of a window that was cut short: nothing in it counts."""
-    return {
-        "scenario": str(scenario), "arm": arm.name, "run": run, "workload": "", "isl": getattr(scenario, "isl", 0),
-        "osl": getattr(scenario, "osl", 0), "records": (),
-    }  # fmt: skip
+    """The fields of a trace of a window that was cut short: nothing in it counts. Of lengths that are drawn none was."""
+    sizes = {name: size if isinstance(size := getattr(scenario, name, 0), int) else 0 for name in ("isl", "osl")}
+    return {"scenario": str(scenario), "arm": arm.name, "run": run, "workload": "", "records": (), **sizes}
 
 
 SHOWN = {

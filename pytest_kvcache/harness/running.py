@@ -191,7 +191,7 @@ class RunningEngine:
     def plainly(self, scenario: ClosedLoop, part: str, limit_s: float) -> tuple[int, str]:
         """Status and text of the answer to one request without a stream: a server whose streams begin at once can refuse nothing in one.
         OSError where there is no answer, TimeoutError where it is not whole in time."""
-        (request,) = make_requests(scenario, self.words, part=part + self.salt, n=1)
+        (request,) = make_requests(scenario, self.words, part=part, salt=self.salt, n=1)
         body = self._body(shortened(request, self._extra), request.osl) | {"stream": False}
         body.pop("stream_options", None)
         target = self._reached()
@@ -256,10 +256,14 @@ class RunningEngine:
         return f"{part} {times}" if (times := self.times[str(scenario)]) > 1 else part
 
     def _requests(self, scenario: Traffic, part: str, n: int | None = None) -> tuple[Request, ...]:
-        return make_requests(scenario, self.words, part=self._part(scenario, part) + self.salt, n=n)
+        again = self._part(scenario, part).removeprefix(part)
+        return make_requests(scenario, self.words, part=part, salt=again + self.salt, n=n)
 
     def _load(self, scenario: Traffic, requests: Sequence[Request], extra: int, *, part: str) -> Load:
-        """Requests as bytes, each `extra` words shorter: the server adds that many tokens itself."""
+        """Requests as bytes, each `extra` words shorter: the server adds that many tokens itself. UserError where nothing would be left."""
+        if (short := min((r.isl for r in requests), default=extra + 1)) <= extra:
+            why = f"the server adds {extra} tokens to every prompt, and one of {short} is among them"
+            raise UserError(f"{scenario}: {why}; ask for {extra + 1} at least (`low` of drawn lengths)")
         bodies = (json.dumps(self._body(shortened(r, extra), r.osl), ensure_ascii=False).encode() for r in requests)
         due = schedule(scenario, part=self._part(scenario, part), n=len(requests)) if isinstance(scenario, OpenLoop) else None
         return Load(
@@ -292,7 +296,7 @@ class RunningEngine:
         when not."""
         if self.framework.streams_usage:
             return
-        (request,) = make_requests(scenario, self.words, part=f"{WARM_UP} counted{self.salt}", n=1)
+        (request,) = make_requests(scenario, self.words, part=f"{WARM_UP} counted", salt=self.salt, n=1)
         told = self._counted(request, extra)
         if told[0] != request.isl or not request.osl <= told[1] <= request.osl + HALF_A_CHARACTER:
             raise UserError(

@@ -199,9 +199,13 @@ class Scorer:
         )  # fmt: skip
 
     def _lacks(self, arm: Arm) -> str:
-        """What the interpreter lacks for an arm's precision; empty when nothing."""
+        """What there is not of an arm's weights, or what the interpreter lacks for its precision; empty when nothing."""
+        try:
+            told, _ = self.serves(arm)
+        except UserError as e:
+            return str(e)
         for setting in ("kv_dtype", "quantization"):
-            precision = getattr(arm, setting)
+            precision = getattr(told, setting)
             module, cure = self.probe.needs.get(f"{setting}={precision}", ("", ""))
             if module and weights.missing_modules(self.python, (module.partition(".")[0],)):
                 return f"{self.framework.name}: {self.python} has no {module}, which {setting}={precision} needs; {cure}"

@@ -185,7 +185,7 @@ def digest(path: Path) -> str:
 def read(path: Path) -> list[Trace | None]:
     """The traces of a file, exactly as they were; None where the requests of one are lost. UserError for a damaged file."""
     about = _about(path)
-    arrays = {name: _array(path, name) for name in (*REQUEST_COLUMNS, *_GROUP_ARRAYS)}
+    arrays = {name: _array(path, name) for name in (*REQUEST_COLUMNS, *about["arrays"])}
     with _faults(path, "about"):
         return [p.trace() if p else None for p in _sliced(about, arrays)]
 
@@ -214,15 +214,19 @@ def part_at(path: Path) -> Part:
     about = _about(path)
     with _faults(path, "about"):
         (row,) = about["traces"]
-        lengths = {name: row["requests"] for name in REQUEST_COLUMNS} | {name: row[name.partition("_")[0]] or 0 for name in _GROUP_ARRAYS}
+        lengths = {name: row["requests"] for name in REQUEST_COLUMNS} | {name: row[name.partition("_")[0]] or 0 for name in about["arrays"]}
     for name, length in lengths.items():
         _array(path, name, length)
-    return Part(row, about["texts"], lambda name: _array(path, name, lengths[name]))
+    return Part(row, about["texts"], lambda name: _array(path, name, lengths[name]) if name in lengths else np.empty(0, _DTYPES[name]))
 
 
 def _about(path: Path) -> dict[str, Any]:
     with _faults(path, "about"):
         about: dict[str, Any] = json.loads(_array(path, "about").tobytes())
+        # One of an earlier day may know less of its traces.
+        known = {name for row in about["traces"] if row for name in row}
+        about["arrays"] = [array for array in _GROUP_ARRAYS if array.partition("_")[0] in known]
+        about["traces"] = [row and dict.fromkeys(GROUPS) | row for row in about["traces"]]
         about["texts"] = {name: [tuple(t) if isinstance(t, list) else t for t in about["texts"][name]] for name in TEXTS}
         return about
 

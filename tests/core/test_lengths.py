@@ -1,7 +1,9 @@
 """Lengths that are drawn: the same for a seed everywhere, within their bounds, as their names say."""
 
+import json
 import math
 import random
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -11,10 +13,12 @@ from pytest_kvcache.core.lengths import Empirical, LogNormal, Uniform, drawn, lo
 from pytest_kvcache.core.metrics import measure
 from pytest_kvcache.core.record import RequestRecord, Trace
 from pytest_kvcache.core.scenarios import ClosedLoop, OpenLoop
-from pytest_kvcache.core.spec import SpecError
+from pytest_kvcache.core.spec import Arm, SpecError, UserError, json_hash
 from pytest_kvcache.core.stitched import stitched, windows_of
 from pytest_kvcache.core.validity import requests_problem
 from pytest_kvcache.core.workload import WARM_UP, make_requests, workload_hash
+from pytest_kvcache.harness.measure import _nothing
+from pytest_kvcache.harness.running import RunningEngine
 
 WORDS = tuple(f"w{i}" for i in range(2000))
 UNIFORM, NORMAL = Uniform(low=16, high=64), LogNormal(median=128, sigma=0.8, high=1024)
@@ -66,7 +70,10 @@ def test_what_is_no_length_is_refused(make):
 
 def test_ids_tell_lengths_apart_and_may_be_part_of_a_key():
     assert str(MIXED) == "islln128x0.8max1024-osl16to64-r2-n400"
-    assert str(ClosedLoop(isl=SEEN, osl=LogNormal(median=9, sigma=1, low=8, high=10), concurrency=2)) == "islseen-oslln9x1max10min8-c2"
+    assert (
+        str(ClosedLoop(isl=SEEN, osl=LogNormal(median=9, sigma=1, low=8, high=10), concurrency=2))
+        == f"islseen.{json_hash(SEEN.values)[:6]}-oslln9x1max10min8-c2"
+    )
 
 
 def test_requests_have_the_lengths_drawn_the_same_in_every_process():
@@ -76,6 +83,7 @@ def test_requests_have_the_lengths_drawn_the_same_in_every_process():
     assert len({r.isl for r in requests}) > 100 and {r.osl for r in requests} == set(range(16, 65))
     assert [(r.isl, r.osl) for r in make_requests(MIXED, WORDS, n=6)] == FIRST, "fewer are the first of them"
     other = Empirical(name="seen", values=(300, 5, 80, 81))
+    assert str(other) != str(SEEN)
     assert workload_hash(
         make_requests(ClosedLoop(isl=SEEN, osl=1, concurrency=1), WORDS), ClosedLoop(isl=SEEN, osl=1, concurrency=1)
     ) != workload_hash(make_requests(ClosedLoop(isl=other, osl=1, concurrency=1), WORDS), ClosedLoop(isl=other, osl=1, concurrency=1))
@@ -86,8 +94,32 @@ FIRST = [(140, 57), (170, 53), (262, 59), (16, 41), (195, 43), (43, 31)]
 
 def test_a_warm_up_covers_the_shapes_and_meets_the_longest_first():
     warm = make_requests(MIXED, WORDS, part=WARM_UP, n=8)
-    assert (warm[0].isl, warm[0].osl) == (1024, 64)
-    assert max(warm[-1].isl, 1) < 64 and warm[-1].osl < 24
+    assert warm[0].isl == 1024 and warm[0].osl < 24, "no context need hold the longest of both"
+    assert warm[-1].isl < 64 and warm[-1].osl == 64
+
+
+def test_another_time_has_other_words_of_the_same_lengths():
+    once, again = make_requests(MIXED, WORDS), make_requests(MIXED, WORDS, salt=" 2 of another session")
+    assert [(r.isl, r.osl) for r in once] == [(r.isl, r.osl) for r in again]
+    assert not {r.prompt for r in once} & {r.prompt for r in again}
+    fixed = ClosedLoop(isl=8, osl=4, concurrency=2)
+    assert make_requests(fixed, WORDS, part="measured", salt=" 2") == make_requests(fixed, WORDS, part="measured 2")
+
+
+def test_of_a_window_that_was_cut_short_no_length_is_told():
+    assert {k: v for k, v in _nothing(MIXED, Arm(), 1).items() if k in ("isl", "osl")} == {"isl": 0, "osl": 0}
+    json.dumps(_nothing(MIXED, Arm(), 1))
+
+
+def test_a_server_that_adds_more_than_a_prompt_has_is_said_before_the_load():
+    running = SimpleNamespace(_part=lambda scenario, part: part)
+    requests = make_requests(MIXED, WORDS)
+    with pytest.raises(UserError) as told:
+        RunningEngine._load(running, MIXED, requests, 40, part="measured")
+    least = min(r.isl for r in requests)
+    assert str(told.value) == (
+        f"{MIXED}: the server adds 40 tokens to every prompt, and one of {least} is among them; ask for 41 at least (`low` of drawn lengths)"
+    )
 
 
 def record(i, isl, osl, outcome="ok"):

@@ -73,3 +73,11 @@ def test_its_probe_is_told_the_weights_and_of_no_method(runner):
     assert scorer._words(W8A8) == {"kv": "auto", "model": CHECKPOINT}
     assert scorer._words(KV) == {"kv": "int8_per_token_head"}
     assert scorer._words(Arm(name="wfp8", quantization="fp8")) == {"kv": "auto", "model": QWEN.checkpoints["fp8"]}
+
+
+def test_a_checkpoint_that_cannot_be_had_is_the_fault_of_its_arm_alone(runner):
+    engine = runner({CHECKPOINT: VOCABULARY | {"d": 5000}})
+    assert engine.environment([OWN, W8A8])["identity"]["arm:w8a8:weights"] == "not there"
+    scorer = engine._scorer
+    assert (scorer._lacks(OWN), scorer._lacks(KV)) == ("", "")
+    assert scorer._lacks(W8A8).endswith("has another vocabulary than the model itself; leave its arm out")

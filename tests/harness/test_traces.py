@@ -21,6 +21,7 @@ COUNTED = Trace(
     scenario="s", arm="base", run=1, workload="w", isl=4, osl=2, records=(GOOD, BAD), concurrency=2, load={"cores": 2, "client": {"lag": [0.5]}},
     itl={"us": [-3, 10, 20_000_000], "n": [1, 2, 3]}, arrivals={"ms": [0, 7], "n": [1, 2.5]},
 )  # fmt: skip
+MIXED = Trace(scenario="m", arm="base", run=1, workload="w", isl=4, osl=2, records=(GOOD, BAD), lengths={"isl": [4, 9], "osl": [2, 1]})
 EMPTY = Trace(scenario="e", arm="base", run=2, workload="", isl=4, osl=2, records=(), itl={"us": [], "n": []})
 PLAIN = Trace(scenario="p", arm="kv-fp8", run=3, workload="v", isl=4, osl=2, records=(BAD, BAD, GOOD), concurrency=None)
 MILLION = 1_000_000
@@ -33,7 +34,7 @@ def kept(folder, *traces):
 
 
 def test_traces_come_back_exactly_alone_and_together(tmp_path):
-    traces = [COUNTED, EMPTY, PLAIN, COUNTED]
+    traces = [COUNTED, EMPTY, MIXED, PLAIN]
     files = kept(tmp_path, *traces)
     assert [read(f) for f in files] == [[t] for t in traces]
     assert len(set(files)) == 4
@@ -42,6 +43,20 @@ def test_traces_come_back_exactly_alone_and_together(tmp_path):
     assert read(tmp_path / "run" / "records.npz") == traces
     assert repr(read(tmp_path / "run" / "records.npz")) == repr(traces)
     assert len(digest) == 64
+
+
+def test_a_file_of_a_day_before_lengths_were_kept_is_read_as_it_was(tmp_path):
+    (new,) = kept(tmp_path, COUNTED)
+    with np.load(new) as found:
+        arrays = {name: found[name] for name in found.files if not name.startswith("lengths_")}
+    about = json.loads(arrays["about"].tobytes())
+    for row in about["traces"]:
+        del row["lengths"]
+    old = tmp_path / "old.npz"
+    np.savez(old, **arrays | {"about": np.frombuffer(json.dumps(about).encode(), dtype="u1")})
+    assert read(old) == [COUNTED]
+    _, lost = merge(tmp_path / "both.npz", [old, new])
+    assert not lost and read(tmp_path / "both.npz") == [COUNTED, COUNTED]
 
 
 def test_a_session_without_a_trace_has_a_file_without_rows(tmp_path):
