@@ -205,7 +205,7 @@ START_S = {"cpu": 10.0, "gpu": 110.0}
 SCENARIO_S = {"cpu": 9.0, "gpu": 60.0}
 # Of a text through one cache: the model's loading, a pass, a token of a pass (transformers on 2 cores; vLLM on an H200, a process an arm).
 TEXT_S = {"cpu": (5.0, 0.05, 0.004), "gpu": (40.0, 0.03, 0.0)}
-CONTROLS, PASSES_OF_TASK, PROMPTS = 2, 16, 8  # beside the arms; a short task of each of three kinds; texts that each arm goes on with
+CONTROLS, PASSES_OF_TASK = 2, 16  # beside the arms; of one short task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,10 +237,13 @@ def _load_s(scenario: Scenario, kind: str) -> float:
 
 def _text_s(text: Text, kind: str) -> float:
     """Seconds of a text through all its caches, one after another."""
+    from .sanity import PROMPTS
+    from .tasks import TASKS
+
     load, one_pass, token = TEXT_S[kind]
     step = text.scheme.step or text.scheme.window
     scored = text.windows * -(-text.scheme.window // step)
-    written = text.answer_tokens * PROMPTS + 3 * text.tasks * PASSES_OF_TASK
+    written = text.answer_tokens * len(PROMPTS) + len(TASKS) * text.tasks * PASSES_OF_TASK
     caches = len(text.arms) + CONTROLS
     return caches * (load + scored * (one_pass + step * token)) + len(text.arms) * written * (one_pass + token)
 

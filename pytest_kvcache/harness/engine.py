@@ -253,8 +253,8 @@ class EngineRunner:
 
     def _serves(self, arm: Arm) -> tuple[Arm, str]:
         """An arm as its engine is told of it, and the weights that this loads where they are not the model's own."""
-        named = checkpoint(self.spec.framework, self.spec.model, arm)
-        return as_served(self.spec.framework, self.spec.model, arm), self._weights(arm).serve if named else ""
+        its = self._weights(arm)
+        return as_served(self.spec.framework, self.spec.model, arm), "" if its is self.weights else its.serve
 
     def score(self, scenario: Text, arms: Sequence[Arm]) -> list[Trace]:
         """A text through the caches of all arms, in the framework's own interpreter."""

@@ -251,13 +251,12 @@ class RunningEngine:
             raise died
         return seen, watch.seen | {"asked": len(load.bodies)} | page.told(before, self._readings())
 
-    def _part(self, scenario: Traffic, part: str) -> str:
-        """The name of a part, another one each time that the scenario is measured here."""
-        return f"{part} {times}" if (times := self.times[str(scenario)]) > 1 else part
+    def _again(self, scenario: Traffic) -> str:
+        """What the name of a part ends with where the scenario is measured here once more."""
+        return f" {times}" if (times := self.times[str(scenario)]) > 1 else ""
 
     def _requests(self, scenario: Traffic, part: str, n: int | None = None) -> tuple[Request, ...]:
-        again = self._part(scenario, part).removeprefix(part)
-        return make_requests(scenario, self.words, part=part, salt=again + self.salt, n=n)
+        return make_requests(scenario, self.words, part=part, salt=self._again(scenario) + self.salt, n=n)
 
     def _load(self, scenario: Traffic, requests: Sequence[Request], extra: int, *, part: str) -> Load:
         """Requests as bytes, each `extra` words shorter: the server adds that many tokens itself. UserError where nothing would be left."""
@@ -265,7 +264,7 @@ class RunningEngine:
             why = f"the server adds {extra} tokens to every prompt, and one of {short} is among them"
             raise UserError(f"{scenario}: {why}; ask for {extra + 1} at least (`low` of drawn lengths)")
         bodies = (json.dumps(self._body(shortened(r, extra), r.osl), ensure_ascii=False).encode() for r in requests)
-        due = schedule(scenario, part=self._part(scenario, part), n=len(requests)) if isinstance(scenario, OpenLoop) else None
+        due = schedule(scenario, part=part + self._again(scenario), n=len(requests)) if isinstance(scenario, OpenLoop) else None
         return Load(
             bodies=tuple(bodies), osl=tuple(r.osl for r in requests), concurrency=_streams(scenario), due_s=due,
             textless=self.textless, by_length=not self.framework.streams_usage, secrets=self.secrets,

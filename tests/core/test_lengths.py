@@ -112,7 +112,7 @@ def test_of_a_window_that_was_cut_short_no_length_is_told():
 
 
 def test_a_server_that_adds_more_than_a_prompt_has_is_said_before_the_load():
-    running = SimpleNamespace(_part=lambda scenario, part: part)
+    running = SimpleNamespace(_again=lambda scenario: "")
     requests = make_requests(MIXED, WORDS)
     with pytest.raises(UserError) as told:
         RunningEngine._load(running, MIXED, requests, 40, part="measured")
